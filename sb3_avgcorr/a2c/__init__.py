@@ -1,0 +1,3 @@
+from sb3_avgcorr.a2c.a2c import AveragingA2C
+
+__all__ = ["AveragingA2C"]

@@ -1,0 +1,31 @@
+from typing import Any, TypeVar
+
+from stable_baselines3 import A2C
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from sb3_avgcorr.common.averaging import AveragingCorrection
+
+SelfAveragingA2C = TypeVar("SelfAveragingA2C", bound="AveragingA2C")
+
+
+class AveragingA2C(AveragingCorrection, A2C):
+    """
+    A2C with the averaging correction of the discount-factor mismatch. Takes every argument of SB3's A2C, in the same order
+    and with the same defaults, and the correction's as keywords. With ``correction=None`` it is SB3's A2C, to the bit.
+
+    A2C's rollouts are short and its updates many, so the correction is fitted with one pass a rollout by default.
+    """
+
+    def __init__(self, *args: Any, correction_epochs: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, correction_epochs=correction_epochs, **kwargs)
+
+    def learn(
+        self: SelfAveragingA2C,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str = "AveragingA2C",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfAveragingA2C:
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)

@@ -1,0 +1,563 @@
+"""The mixin that puts the correction between the rollout and SB3's ``train()``."""
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import Schedule, TensorDict
+from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
+from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_avgcorr.common.buffers import EpisodeClock, with_episode_clock
+from sb3_avgcorr.common.correction import (
+    CorrectionLoss,
+    CorrectionNetwork,
+    Shrinkage,
+    correction_targets,
+    effective_sample_size,
+    lambda_returns,
+    ratio,
+)
+from sb3_avgcorr.common.critic import critic_features, critic_layers, critic_parameters
+from sb3_avgcorr.common.interface import check_hyperparameters, corrected_algorithm, documented_parameters, joint_signature
+
+
+class Rollout(NamedTuple):
+    """A rollout as it was collected: SB3's ``train()`` rearranges the buffer. Rows are (step, environment)."""
+
+    critic_inputs: tuple[Any, ...]  # what policy.predict_values takes, one row a sample
+    steps: np.ndarray  # t
+    powers: np.ndarray  # γ^t
+    returns: np.ndarray  # the critic's targets
+
+
+def fused_adam(parameters: list[nn.Parameter]) -> th.optim.Adam:
+    """
+    :param parameters: what to optimise
+    :return: Adam in its fused form, several times faster for the few small tensors of an MLP
+    """
+    return th.optim.Adam(parameters, fused=True)
+
+
+class AveragingCorrection(OnPolicyAlgorithm):
+    r"""
+    Corrects the discount-factor mismatch of an on-policy algorithm. Put it before the algorithm's class::
+
+        class AveragingPPO(AveragingCorrection, PPO): ...
+
+    For losses that are linear in the advantage, or PPO's clipped one, a state's weight w ≥ 0 can be multiplied into the
+    advantage: w·min(rA, clip(r)A) = min(r·wA, clip(r)·wA). So the whole correction is a step between "rollout collected"
+    and the algorithm's own ``train()``, and works for every algorithm that takes its advantages from the rollout buffer.
+
+    :param correction: weight of a state: ``"averaging"``: ĉ(s), a regression of γ^t on the state; ``"power"``: γ^t itself;
+        ``None``: 1, the algorithm as it is, to the bit
+    :param correction_network: ``"shared"``: a head on the critic's layers; ``"separate"``: hidden layers of its own,
+        of the critic's sizes. Both see what the critic's layers see; a features extractor (or memory) with parameters is
+        left to the algorithm's own update
+    :param correction_loss: ``"bce"``: cross-entropy on a sigmoid output; ``"mse"``: squared error, as in the paper
+    :param correction_scale: factor of γ^t under ``"mse"``
+    :param correction_lambda: λ of the regression's targets: 1: γ^t, as in the paper; less: bootstrapped, with less variance
+    :param correction_coef: weight of the correction's loss beside the value loss when shared;
+        ``None``: the variance of the returns, which makes the two losses commensurable
+    :param correction_learning_rate: learning rate of the fit, can be a function of the remaining progress;
+        ``None``: the algorithm's
+    :param correction_epochs: passes over the rollout that fit the correction (shared: jointly with the value loss)
+    :param correction_batch_size: minibatch size of these passes and of ``critic_epochs``; ``None``: the whole rollout
+    :param correction_order: ``"before"``: fit on this rollout, then weigh it (Algorithm 1 of the paper);
+        ``"after"``: weigh with the correction learned from earlier rollouts, then update, then fit (the authors' program)
+    :param correction_shrinkage: draw the weights towards 1 as far as the correction, before it was fitted to a rollout,
+        failed to predict it
+    :param normalize_correction: divide the weights by their mean over the rollout; ``"running"``: by their mean over recent
+        rollouts, for rollouts that are short against an episode
+    :param normalize_before_weighting: normalise the advantages over the rollout before they are weighed (as in the authors'
+        program) in place of the algorithm's own normalisation of the weighed ones (``normalize_advantage``)
+    :param critic_learning_rate: learning rate of the critic's parameters, can be a function of the remaining progress;
+        ``None``: ``learning_rate``
+    :param critic_epochs: passes of the value loss alone after the algorithm's update, not cut short by ``target_kl``
+    :param fast: lean rollout collection and optimiser where they apply (see docs/speed.md); ``False``: SB3's own loop.
+        Where the algorithm must be SB3's to the bit (``correction=None``, ``gamma=1``) SB3's own loop is used anyway
+    :param critic_lambda: λ of the critic's targets in the passes above: ``None``: the algorithm's returns; 1: Monte-Carlo
+    """
+
+    rollout_buffer: EpisodeClock
+    correction_net: CorrectionNetwork | None
+    critic_optimizer: th.optim.Adam | None
+    #: weights of the last rollout, shape (n_steps, n_envs); None before the first
+    correction_weights: np.ndarray | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        algorithm = corrected_algorithm(cls, AveragingCorrection)
+        cls.__signature__ = joint_signature(cls, AveragingCorrection, algorithm)  # type: ignore[attr-defined]
+        cls.__doc__ = "\n".join(
+            (
+                inspect.cleandoc(cls.__doc__ or ""),
+                "",
+                documented_parameters(algorithm),
+                documented_parameters(AveragingCorrection),
+            )
+        )
+
+    def __init__(
+        self,
+        *args: Any,
+        correction: Literal["averaging", "power"] | None = "averaging",
+        correction_network: Literal["shared", "separate"] = "shared",
+        correction_loss: CorrectionLoss = "bce",
+        correction_scale: float = 1.0,
+        correction_lambda: float = 0.9,
+        correction_coef: float | None = None,
+        correction_learning_rate: float | Schedule | None = 1e-3,
+        correction_epochs: int = 8,
+        correction_batch_size: int | None = 256,
+        correction_order: Literal["before", "after"] = "before",
+        correction_shrinkage: bool = True,
+        normalize_correction: bool | Literal["running"] = True,
+        normalize_before_weighting: bool = False,
+        critic_learning_rate: float | Schedule | None = None,
+        critic_epochs: int = 0,
+        fast: bool = True,
+        critic_lambda: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.correction = correction
+        self.correction_network = correction_network
+        self.correction_loss = correction_loss
+        self.correction_scale = correction_scale
+        self.correction_lambda = correction_lambda
+        self.correction_coef = correction_coef
+        self.correction_learning_rate = correction_learning_rate
+        self.correction_epochs = correction_epochs
+        self.correction_batch_size = correction_batch_size
+        self.correction_order = correction_order
+        self.correction_shrinkage = correction_shrinkage
+        self.normalize_correction = normalize_correction
+        self.normalize_before_weighting = normalize_before_weighting
+        self.critic_learning_rate = critic_learning_rate
+        self.critic_epochs = critic_epochs
+        self.critic_lambda = critic_lambda
+        self.fast = fast
+
+        self.correction_weights = None
+        self.correction_net = None
+        self.critic_optimizer = None
+        # t of the observation that the next rollout begins with, as SB3's _last_episode_starts
+        self._last_episode_steps: np.ndarray | None = None
+        # mean of f over the last rollout: what predict_correction() divides by
+        self._mean_estimate: float | None = None
+        # decayed sum of weights and their number: what "running" normalisation divides by
+        self._running_sum, self._running_count = 0.0, 0.0
+        self._shrinkage = Shrinkage()
+        super().__init__(*args, **kwargs)
+
+    # Set-up
+
+    @property
+    def corrects(self) -> bool:
+        """Whether there is anything to correct: not with ``correction=None``, and not without discounting."""
+        return self.correction is not None and self.gamma < 1.0
+
+    def _setup_model(self) -> None:
+        check_hyperparameters(self)
+        super()._setup_model()
+        if not isinstance(self.rollout_buffer, RolloutBuffer):
+            raise TypeError(
+                f"{type(self).__name__} cannot be corrected: its rollout_buffer is a {type(self.rollout_buffer).__name__}, "
+                "not a RolloutBuffer of SB3, whose advantages the correction weighs."
+            )
+        self.rollout_buffer = with_episode_clock(self.rollout_buffer)
+        if self._last_episode_steps is not None and len(self._last_episode_steps) == self.n_envs:
+            self.rollout_buffer.next_episode_steps = self._last_episode_steps
+        if not hasattr(self, "_correction_rng"):
+            self._correction_rng = np.random.default_rng(self.seed)
+        self._correction_lr_schedule = FloatSchedule(
+            self.lr_schedule if self.correction_learning_rate is None else self.correction_learning_rate
+        )
+        self._critic_lr_schedule = FloatSchedule(
+            self.lr_schedule if self.critic_learning_rate is None else self.critic_learning_rate
+        )
+        if self.critic_learning_rate is not None:
+            self._give_critic_its_own_learning_rate()
+
+        averaging = self.correction == "averaging" and self.corrects
+        self._critic_layers = critic_layers(self.policy) if averaging or self.critic_epochs > 0 else []
+        if averaging:
+            self._build_correction_network()
+        if self.critic_epochs > 0 or (averaging and self.correction_network == "shared"):
+            self.critic_optimizer = fused_adam(self._critic_layers)
+
+    def _build_correction_network(self) -> None:
+        policy = self.policy
+        if self.correction_network == "shared":
+            input_dim, net_arch = policy.mlp_extractor.latent_dim_vf, []
+        else:
+            input_dim = getattr(policy, "lstm_output_dim", policy.features_dim)
+            arch = policy.net_arch
+            # An image policy has no hidden layers behind its features extractor; give the correction SB3's usual ones.
+            net_arch = list(arch.get("vf", []) if isinstance(arch, dict) else arch) or [64, 64]
+        # The network's initial weights must not be drawn from the streams that SB3 draws from.
+        with th.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self.correction_net = CorrectionNetwork(
+                input_dim, net_arch, policy.activation_fn, self.correction_loss, self.correction_scale
+            ).to(self.device)
+        self.correction_net.optimizer = fused_adam(list(self.correction_net.parameters()))
+
+    def _give_critic_its_own_learning_rate(self) -> None:
+        policy = self.policy
+        of_critic = critic_parameters(policy)
+        rest = [p for p in policy.parameters() if not any(p is q for q in of_critic)]
+        policy.optimizer = policy.optimizer_class(  # type: ignore[call-arg]
+            [{"params": rest}, {"params": of_critic}], lr=self.lr_schedule(1), **policy.optimizer_kwargs
+        )
+
+    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
+        super()._update_learning_rate(optimizers)
+        if self.critic_learning_rate is not None:
+            critic_lr = self._critic_lr_schedule(self._current_progress_remaining)
+            self.logger.record("train/critic_learning_rate", critic_lr)
+            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+                optimizer.param_groups[-1]["lr"] = critic_lr
+
+    # Rollout
+
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: EpisodeClock, *args: Any, **kwargs: Any
+    ) -> bool:
+        try:
+            complete = super().collect_rollouts(env, callback, rollout_buffer, *args, **kwargs)
+        except ValueError as error:
+            # torch reports a NaN observation as a distribution with wrong parameters
+            self._check_finite("observation", self._last_obs)
+            raise error
+        if not complete:
+            rollout_buffer.break_off(callback.locals.get("dones", np.zeros(env.num_envs, dtype=bool)))
+        self._last_episode_steps = rollout_buffer.next_episode_steps
+        return complete
+
+    def _critic_inputs(self) -> tuple[Any, ...]:
+        """
+        :return: what ``policy.predict_values`` takes to evaluate the rollout, row (step, environment) by row
+        """
+        buffer = self.rollout_buffer
+
+        def rows(observations: np.ndarray) -> th.Tensor:
+            return buffer.to_torch(observations.reshape(-1, *observations.shape[2:]), copy=False)
+
+        observations: Any = buffer.observations
+        if isinstance(observations, dict):
+            return ({key: rows(array) for key, array in observations.items()},)
+        return (rows(observations),)
+
+    def _rollout(self) -> Rollout:
+        buffer = self.rollout_buffer
+        returns = buffer.returns
+        if self.critic_lambda is not None:
+            returns = lambda_returns(
+                buffer.rewards,
+                buffer.values,
+                buffer.episode_starts,
+                buffer.last_values,
+                buffer.last_dones,
+                self.gamma,
+                self.critic_lambda,
+            )
+        return Rollout(self._critic_inputs(), buffer.episode_steps, buffer.discount_powers, returns)
+
+    def _check_finite(self, what: str, arrays: Any) -> None:
+        """
+        :param what: "reward" or "observation"
+        :param arrays: an array whose leading axes are (n_steps, n_envs) or (n_envs,), or a dict of them
+        """
+        named = arrays.items() if isinstance(arrays, dict) else [("", arrays)]
+        for key, array in named:
+            if array is None or not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
+                continue
+            bad = np.argwhere(~np.isfinite(array))[0]
+            value = array[tuple(bad)]
+            where = f"in environment {bad[1]}, step {bad[0]} of the rollout" if what == "reward" or array.ndim > 2 else ""
+            raise ValueError(
+                f"The environment returned a {what} that is not finite: {value} {f'(key {key!r}) ' if key else ''}{where}. "
+                f"Every {what} must be a finite number; SB3's VecCheckNan wrapper helps to find where it comes from."
+            )
+
+    # Update
+
+    def train(self) -> None:
+        """Weigh the advantages of the rollout, and let the algorithm update the policy with them."""
+        buffer = self.rollout_buffer
+        self._check_finite("reward", buffer.rewards)
+        self._check_finite("observation", buffer.observations)
+        fits = self.correction_net is not None
+        rollout = self._rollout() if fits or self.critic_epochs > 0 else None
+        if self.corrects:
+            weights = self._weights(rollout)
+            self.correction_weights = weights
+        else:
+            weights = None
+            self.correction_weights = np.ones(buffer.rewards.shape, dtype=np.float32)
+        if self.normalize_before_weighting:
+            buffer.advantages = (buffer.advantages - buffer.advantages.mean()) / (buffer.advantages.std() + 1e-8)
+        if weights is not None:
+            buffer.advantages = buffer.advantages * weights
+
+        with self._without_own_normalization():
+            super().train()
+
+        if rollout is not None:
+            self.policy.set_training_mode(False)
+            if fits and self.correction_order == "after":
+                self._fit(rollout, self._features(rollout), self.correction_epochs, correction=True)
+            if self.critic_epochs > 0:
+                self._fit(rollout, self._features(rollout), self.critic_epochs, correction=False)
+
+    @contextmanager
+    def _without_own_normalization(self) -> Iterator[None]:
+        if not self.normalize_before_weighting:
+            yield
+            return
+        own: bool = getattr(self, "normalize_advantage", False)
+        self.normalize_advantage = False
+        try:
+            yield
+        finally:
+            self.normalize_advantage = own
+
+    def _weights(self, rollout: Rollout | None) -> np.ndarray:
+        """
+        :param rollout: the rollout, if a correction is to be fitted to it
+        :return: the weight of each sample of the rollout
+        """
+        buffer = self.rollout_buffer
+        if rollout is None:
+            # γ^t relative to the largest: the same weights after normalisation, and none that vanish altogether
+            steps = buffer.episode_steps - (buffer.episode_steps.min() if self.normalize_correction is True else 0)
+            estimates = np.power(self.gamma, steps)
+        else:
+            estimates = self._estimate_rollout(rollout)
+        weights = self._normalized(estimates).astype(np.float32)
+
+        record = self.logger.record
+        record("correction/weight_min", float(weights.min()))
+        record("correction/weight_max", float(weights.max()))
+        record("correction/weight_std", float(weights.std()))
+        record("correction/effective_sample_size", effective_sample_size(weights))
+        record("correction/mean_episode_step", float(buffer.episode_steps.mean()))
+        return weights
+
+    def _estimate_rollout(self, rollout: Rollout) -> np.ndarray:
+        """
+        Fit the correction to the rollout, if its turn is before the update, and evaluate it.
+
+        :param rollout: the rollout
+        :return: f(s) of each sample
+        """
+        features = self._features(rollout)
+        shape = rollout.steps.shape
+        estimates = self._estimates(features).reshape(shape)
+        if self.correction_shrinkage:
+            self._shrinkage.update(estimates, rollout.powers, rollout.steps)
+        if self.correction_order == "before":
+            self._fit(rollout, features, self.correction_epochs, correction=True)
+            estimates = self._estimates(features).reshape(shape)
+        if not np.isfinite(estimates).all():
+            warnings.warn("The correction's estimate is not finite; samples where it is not are weighed by 1.", stacklevel=2)
+            fallback = np.nanmean(np.where(np.isfinite(estimates), estimates, np.nan)) if np.isfinite(estimates).any() else 1.0
+            estimates = np.where(np.isfinite(estimates), estimates, fallback)
+        self._mean_estimate = float(estimates.mean())
+        self.logger.record("correction/explained_variance", explained_variance(estimates.flatten(), rollout.powers.flatten()))
+        if self.correction_shrinkage:
+            self.logger.record("correction/shrinkage", self._shrinkage.factor)
+            estimates = self._mean_estimate * self._shrinkage(ratio(estimates))
+        return estimates
+
+    def _normalized(self, estimates: np.ndarray) -> np.ndarray:
+        if self.normalize_correction is True:
+            return ratio(estimates)
+        if self.normalize_correction == "running":
+            forget = np.exp(-estimates.size / self._shrinkage.memory)
+            self._running_sum = forget * self._running_sum + float(estimates.sum())
+            self._running_count = forget * self._running_count + estimates.size
+            return (
+                estimates * (self._running_count / self._running_sum) if self._running_sum > 0.0 else np.ones_like(estimates)
+            )
+        return estimates
+
+    # The fit
+
+    def _features(self, rollout: Rollout) -> th.Tensor:
+        """
+        :param rollout: the rollout
+        :return: what the critic's layers see of it, one row a sample; computed once, for no fit changes it
+        """
+        n_samples = rollout.steps.size
+        # An extractor with layers (a CNN) is evaluated piece by piece, to need no more memory than SB3's own update.
+        size = 256 if any(True for _ in self.policy.vf_features_extractor.parameters()) else n_samples
+        pieces = [
+            critic_features(self.policy, *_slice(rollout.critic_inputs, slice(start, start + size)))
+            for start in range(0, n_samples, size)
+        ]
+        return th.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    @th.no_grad()
+    def _estimates(self, features: th.Tensor) -> np.ndarray:
+        """
+        :param features: what the critic's layers see, shape (n, features_dim)
+        :return: f(s), shape (n,)
+        """
+        assert self.correction_net is not None
+        if self.correction_network == "shared":
+            features = self.policy.mlp_extractor.forward_critic(features)
+        return self.correction_net.estimates(self.correction_net(features)).cpu().numpy()
+
+    def _fit(self, rollout: Rollout, features: th.Tensor, epochs: int, *, correction: bool) -> None:
+        """
+        Passes over the rollout that fit the correction, the critic, or both; the actor is not touched.
+
+        :param rollout: the rollout
+        :param features: what the critic's layers see of it
+        :param epochs: number of passes
+        :param correction: fit the correction (with the critic, if they share layers); else the critic alone
+        """
+        policy, net, shared = self.policy, self.correction_net, self.correction_network == "shared"
+        with_value = not correction or shared
+        learning_rate = (self._correction_lr_schedule if correction else self._critic_lr_schedule)(
+            self._current_progress_remaining
+        )
+        optimizers: list[th.optim.Optimizer] = []
+        if with_value:
+            assert self.critic_optimizer is not None
+            optimizers.append(self.critic_optimizer)
+        if correction:
+            assert net is not None
+            optimizers.append(net.optimizer)
+            net.calibrate(float(rollout.powers.mean()))
+        for optimizer in optimizers:
+            update_learning_rate(optimizer, learning_rate)
+        parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+        returns = self._to_tensor(rollout.returns)
+        coef = self.correction_coef if self.correction_coef is not None else max(float(rollout.returns.var()), 1e-8)
+        n_samples = len(features)
+        size = n_samples if self.correction_batch_size is None else min(self.correction_batch_size, n_samples)
+        targets = self._to_tensor(rollout.powers)
+        losses: list[th.Tensor] = []
+        for _ in range(epochs):
+            if correction and self.correction_lambda < 1.0:
+                estimates = self._estimates(features).reshape(rollout.steps.shape)
+                targets = self._to_tensor(correction_targets(rollout.steps, estimates, self.gamma, self.correction_lambda))
+            order = th.as_tensor(self._correction_rng.permutation(n_samples), device=self.device)
+            for batch in order.split(size):
+                inputs = features[batch]
+                latent = policy.mlp_extractor.forward_critic(inputs) if with_value else inputs
+                loss = F.mse_loss(policy.value_net(latent).squeeze(-1), returns[batch]) if with_value else th.zeros(())
+                if correction:
+                    assert net is not None
+                    correction_loss = net.loss(net(latent), targets[batch])
+                    loss = loss + coef * correction_loss if shared else correction_loss
+                    losses.append(correction_loss.detach())
+                for parameter, gradient in zip(parameters, th.autograd.grad(loss, parameters), strict=True):
+                    parameter.grad = gradient
+                for optimizer in optimizers:
+                    optimizer.step()
+        # SB3 must not find our gradients in the critic's parameters.
+        for parameter in parameters:
+            parameter.grad = None
+        if losses:
+            self.logger.record("correction/loss", float(th.stack(losses).mean()))
+
+    def _to_tensor(self, array: np.ndarray) -> th.Tensor:
+        return th.as_tensor(array.reshape(-1), dtype=th.float32, device=self.device)
+
+    # What a user may ask
+
+    def predict_correction(self, observation: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
+        """
+        The learned correction ĉ(s), an estimate of d_{π,γ}(s) / d_π(s) with mean 1 over the last rollout.
+
+        :param observation: a batch of observations, as for ``predict`` (normalised, if the environment is)
+        :return: ĉ(s) of each, shape (n,); all 1 where there is nothing to correct or nothing was learned yet
+        """
+        if self.correction == "power":
+            raise ValueError(
+                "predict_correction() needs correction='averaging': with correction='power' the weight γ^t is a function of "
+                "the step inside the episode, not of the observation."
+            )
+        self.policy.set_training_mode(False)
+        tensor, _ = self.policy.obs_to_tensor(observation)
+        return self._predict_ratio(tensor)
+
+    def _predict_ratio(self, *critic_inputs: Any) -> np.ndarray:
+        """
+        :param critic_inputs: what ``policy.predict_values`` takes
+        :return: ĉ(s), shape (n,)
+        """
+        features = critic_features(self.policy, *critic_inputs)
+        if self.correction_net is None or self._mean_estimate is None:
+            return np.ones(len(features))
+        weights = self._estimates(features) / self._mean_estimate
+        return self._shrinkage(weights) if self.correction_shrinkage else weights
+
+    # Saving
+
+    def _excluded_save_params(self) -> list[str]:
+        own = ["correction_net", "critic_optimizer", "correction_weights", "_critic_layers"]
+        return [*super()._excluded_save_params(), *own]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        state_dicts, variables = super()._get_torch_save_params()
+        if self.correction_net is not None:
+            state_dicts = [*state_dicts, "correction_net", "correction_net.optimizer"]
+        if self.critic_optimizer is not None:
+            state_dicts = [*state_dicts, "critic_optimizer"]
+        return state_dicts, variables
+
+    def set_parameters(
+        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """
+        As SB3's; parameters of a model without a correction (one of SB3's own, say) are taken too, the correction's own
+        ones then stay as they are.
+
+        :param load_path_or_dict: a file of a saved model, or what ``get_parameters`` gives
+        :param exact_match: whether every parameter of the algorithm must be there
+        :param device: device on which the code should run
+        """
+        params: Any = load_path_or_dict
+        if not isinstance(load_path_or_dict, dict):
+            _, params, _ = load_from_zip_file(load_path_or_dict, device=device, load_data=False)
+        have = set(self._get_torch_save_params()[0])
+        params = {name: value for name, value in params.items() if name in have or name not in OWN_STATE}
+        if exact_match:
+            missing = (have & OWN_STATE) - params.keys()
+            if "correction_net" in missing:
+                warnings.warn("The file holds no correction (a model without one was saved): it starts afresh.", stacklevel=2)
+            own = self.get_parameters()
+            params.update({name: own[name] for name in missing})
+        super().set_parameters(params, exact_match=exact_match, device=device)
+
+
+#: state of the correction in a saved model
+OWN_STATE = frozenset({"correction_net", "correction_net.optimizer", "critic_optimizer"})
+
+
+def _slice(inputs: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
+    """Some rows of ``predict_values``' inputs: tensors of samples, dicts of them, or LSTM states (layer, sample, unit)."""
+
+    def take(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: array[rows] for key, array in value.items()}
+        if isinstance(value, tuple):
+            return tuple(state[:, rows].contiguous() for state in value)
+        return value[rows]
+
+    return tuple(take(value) for value in inputs)

@@ -1,0 +1,85 @@
+"""What the critic of an actor-critic policy sees, and which parameters are its own."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch import nn
+
+
+class _Captured(Exception):
+    """Carries the critic's features out of ``predict_values``, whose remaining layers are not needed then."""
+
+    def __init__(self, features: th.Tensor) -> None:
+        self.features = features
+
+
+@th.no_grad()
+def critic_features(policy: ActorCriticPolicy, *inputs: Any) -> th.Tensor:
+    """
+    What the critic's own layers see: the observations after the features extractor (and after the memory of a recurrent
+    policy). Taken where the policy itself passes it on, so that custom policies are read right too.
+
+    :param policy: the policy
+    :param inputs: what ``policy.predict_values`` takes: observations, and states and episode starts if it has a memory
+    :return: features, shape (n, features_dim), without a graph
+    """
+
+    def capture(features: th.Tensor) -> th.Tensor:
+        raise _Captured(features)
+
+    extractor = policy.mlp_extractor
+    extractor.forward_critic = capture  # type: ignore[method-assign]  # on the instance only
+    try:
+        policy.predict_values(*inputs)
+    except _Captured as captured:
+        return captured.features
+    finally:
+        del extractor.forward_critic
+    raise TypeError(
+        f"{type(policy).__name__}.predict_values() does not go through mlp_extractor.forward_critic(), where the correction "
+        "reads the critic's features. Use a policy that does, as SB3's ActorCriticPolicy."
+    )
+
+
+def _reached(output: th.Tensor, parameters: list[nn.Parameter]) -> set[nn.Parameter]:
+    """The parameters that an output depends on, whatever their values: an unused one has no gradient, not a zero one."""
+    if not output.requires_grad:
+        return set()
+    gradients = th.autograd.grad(output.sum(), parameters, allow_unused=True)
+    return {p for p, g in zip(parameters, gradients, strict=True) if g is not None}
+
+
+def critic_layers(policy: ActorCriticPolicy) -> list[nn.Parameter]:
+    """
+    Parameters between the critic's features and its value that the actor does not use: those a fit of the critic may
+    change without changing what the actor does. The features extractor is not among them.
+
+    :param policy: the policy
+    :return: parameters in the policy's own order
+    """
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    features = th.zeros(1, getattr(policy, "lstm_output_dim", policy.features_dim), device=policy.device)
+    was_training = policy.training
+    policy.set_training_mode(False)  # nothing may be drawn or counted by dropout or batch normalisation
+    with th.enable_grad():
+        of_critic = _reached(policy.value_net(policy.mlp_extractor.forward_critic(features)), parameters)
+        of_actor = _reached(policy.mlp_extractor.forward_actor(features), parameters)
+    policy.set_training_mode(was_training)
+    return [p for p in parameters if p in of_critic - of_actor]
+
+
+def critic_parameters(policy: ActorCriticPolicy) -> list[nn.Parameter]:
+    """
+    All parameters that only the critic uses: its layers, and its features extractor and memory where they are its own.
+
+    :param policy: the policy
+    :return: parameters in the policy's own order
+    """
+    own: set[nn.Parameter] = set(critic_layers(policy))
+    modules: Iterable[nn.Module | None] = (getattr(policy, "lstm_critic", None), getattr(policy, "critic", None))
+    if not policy.share_features_extractor:
+        modules = (*modules, policy.vf_features_extractor)
+    own.update(p for module in modules if module is not None for p in module.parameters())
+    return [p for p in policy.parameters() if p in own]

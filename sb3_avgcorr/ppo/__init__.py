@@ -1,0 +1,3 @@
+from sb3_avgcorr.ppo.ppo import AveragingPPO
+
+__all__ = ["AveragingPPO"]
