@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
-from torch import nn
 from torch.nn import functional as F
 
+from sb3_avgcorr.common import fast
 from sb3_avgcorr.common.buffers import EpisodeClock, with_episode_clock
 from sb3_avgcorr.common.correction import (
     CorrectionLoss,
@@ -39,14 +39,7 @@ class Rollout(NamedTuple):
     steps: np.ndarray  # t
     powers: np.ndarray  # γ^t
     returns: np.ndarray  # the critic's targets
-
-
-def fused_adam(parameters: list[nn.Parameter]) -> th.optim.Adam:
-    """
-    :param parameters: what to optimise
-    :return: Adam in its fused form, several times faster for the few small tensors of an MLP
-    """
-    return th.optim.Adam(parameters, fused=True)
+    value_loss: float  # mean squared error of the values against them, when the rollout was collected
 
 
 class AveragingCorrection(OnPolicyAlgorithm):
@@ -68,7 +61,8 @@ class AveragingCorrection(OnPolicyAlgorithm):
     :param correction_scale: factor of γ^t under ``"mse"``
     :param correction_lambda: λ of the regression's targets: 1: γ^t, as in the paper; less: bootstrapped, with less variance
     :param correction_coef: weight of the correction's loss beside the value loss when shared;
-        ``None``: the variance of the returns, which makes the two losses commensurable
+        ``None``: beside the value loss divided by what it was when the rollout was collected, so that the size of the rewards
+        does not matter
     :param correction_learning_rate: learning rate of the fit, can be a function of the remaining progress;
         ``None``: the algorithm's
     :param correction_epochs: passes over the rollout that fit the correction (shared: jointly with the value loss)
@@ -91,7 +85,8 @@ class AveragingCorrection(OnPolicyAlgorithm):
 
     rollout_buffer: EpisodeClock
     correction_net: CorrectionNetwork | None
-    critic_optimizer: th.optim.Adam | None
+    #: optimises the correction, and the critic in the passes outside the algorithm's own update
+    correction_optimizer: th.optim.Adam | None
     #: weights of the last rollout, shape (n_steps, n_envs); None before the first
     correction_weights: np.ndarray | None
 
@@ -150,7 +145,7 @@ class AveragingCorrection(OnPolicyAlgorithm):
 
         self.correction_weights = None
         self.correction_net = None
-        self.critic_optimizer = None
+        self.correction_optimizer = None
         # t of the observation that the next rollout begins with, as SB3's _last_episode_starts
         self._last_episode_steps: np.ndarray | None = None
         # mean of f over the last rollout: what predict_correction() divides by
@@ -175,11 +170,13 @@ class AveragingCorrection(OnPolicyAlgorithm):
                 f"{type(self).__name__} cannot be corrected: its rollout_buffer is a {type(self.rollout_buffer).__name__}, "
                 "not a RolloutBuffer of SB3, whose advantages the correction weighs."
             )
+        lean = type(self.rollout_buffer) in fast.LeanRolloutBuffer.LEAN_CLASSES
         self.rollout_buffer = with_episode_clock(self.rollout_buffer)
         if self._last_episode_steps is not None and len(self._last_episode_steps) == self.n_envs:
-            self.rollout_buffer.next_episode_steps = self._last_episode_steps
-        if not hasattr(self, "_correction_rng"):
-            self._correction_rng = np.random.default_rng(self.seed)
+            self.rollout_buffer.next_episode_steps = self._last_episode_steps.copy()
+        if self.seed is None and not hasattr(self, "_correction_rng"):
+            # as SB3's, reproducible for a user who seeds torch; nothing is drawn from its stream
+            self._correction_rng = np.random.default_rng(th.initial_seed())
         self._correction_lr_schedule = FloatSchedule(
             self.lr_schedule if self.correction_learning_rate is None else self.correction_learning_rate
         )
@@ -188,13 +185,28 @@ class AveragingCorrection(OnPolicyAlgorithm):
         )
         if self.critic_learning_rate is not None:
             self._give_critic_its_own_learning_rate()
+        self._fast_applies = self.fast and self.corrects
+        if self._fast_applies:
+            self.rollout_buffer.lean = lean
+            fast.use_fused_adam(self.policy.optimizer, self.policy.optimizer_kwargs)
+        self._collects_fast = self._fast_applies and fast.collects_fast(
+            self, corrected_algorithm(type(self), AveragingCorrection)
+        )
 
         averaging = self.correction == "averaging" and self.corrects
-        self._critic_layers = critic_layers(self.policy) if averaging or self.critic_epochs > 0 else []
         if averaging:
             self._build_correction_network()
-        if self.critic_epochs > 0 or (averaging and self.correction_network == "shared"):
-            self.critic_optimizer = fused_adam(self._critic_layers)
+        fits_critic = self.critic_epochs > 0 or (averaging and self.correction_network == "shared")
+        self._critic_layers = critic_layers(self.policy) if fits_critic else []
+        self._correction_parameters = [] if self.correction_net is None else list(self.correction_net.parameters())
+        if self._critic_layers or self._correction_parameters:
+            # fused: several times faster for the few small tensors of an MLP
+            self.correction_optimizer = th.optim.Adam([*self._critic_layers, *self._correction_parameters], fused=True)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        super().set_random_seed(seed)
+        if seed is not None:
+            self._correction_rng = np.random.default_rng(seed)
 
     def _build_correction_network(self) -> None:
         policy = self.policy
@@ -210,7 +222,6 @@ class AveragingCorrection(OnPolicyAlgorithm):
             self.correction_net = CorrectionNetwork(
                 input_dim, net_arch, policy.activation_fn, self.correction_loss, self.correction_scale
             ).to(self.device)
-        self.correction_net.optimizer = fused_adam(list(self.correction_net.parameters()))
 
     def _give_critic_its_own_learning_rate(self) -> None:
         policy = self.policy
@@ -234,11 +245,14 @@ class AveragingCorrection(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: EpisodeClock, *args: Any, **kwargs: Any
     ) -> bool:
         try:
-            complete = super().collect_rollouts(env, callback, rollout_buffer, *args, **kwargs)
-        except ValueError as error:
-            # torch reports a NaN observation as a distribution with wrong parameters
-            self._check_finite("observation", self._last_obs)
-            raise error
+            if self._collects_fast:
+                complete = fast.collect_rollouts(self, env, callback, rollout_buffer, *args, **kwargs)
+            else:
+                complete = super().collect_rollouts(env, callback, rollout_buffer, *args, **kwargs)
+        except Exception:
+            # torch reports a NaN observation as a distribution with wrong parameters, an environment as a wrong action
+            self._check_finite("observation", self._last_obs, rollout=False)
+            raise
         if not complete:
             rollout_buffer.break_off(callback.locals.get("dones", np.zeros(env.num_envs, dtype=bool)))
         self._last_episode_steps = rollout_buffer.next_episode_steps
@@ -248,15 +262,7 @@ class AveragingCorrection(OnPolicyAlgorithm):
         """
         :return: what ``policy.predict_values`` takes to evaluate the rollout, row (step, environment) by row
         """
-        buffer = self.rollout_buffer
-
-        def rows(observations: np.ndarray) -> th.Tensor:
-            return buffer.to_torch(observations.reshape(-1, *observations.shape[2:]), copy=False)
-
-        observations: Any = buffer.observations
-        if isinstance(observations, dict):
-            return ({key: rows(array) for key, array in observations.items()},)
-        return (rows(observations),)
+        return (fast.flat_observations(self.rollout_buffer),)
 
     def _rollout(self) -> Rollout:
         buffer = self.rollout_buffer
@@ -271,23 +277,24 @@ class AveragingCorrection(OnPolicyAlgorithm):
                 self.gamma,
                 self.critic_lambda,
             )
-        return Rollout(self._critic_inputs(), buffer.episode_steps, buffer.discount_powers, returns)
+        value_loss = float(np.mean(np.square(buffer.values - returns)))
+        return Rollout(self._critic_inputs(), buffer.episode_steps, buffer.discount_powers, returns, value_loss)
 
-    def _check_finite(self, what: str, arrays: Any) -> None:
+    def _check_finite(self, what: str, arrays: Any, *, rollout: bool = True) -> None:
         """
-        :param what: "reward" or "observation"
-        :param arrays: an array whose leading axes are (n_steps, n_envs) or (n_envs,), or a dict of them
+        :param what: what the environment returned
+        :param arrays: an array or a dict of arrays
+        :param rollout: whether their first axes are (n_steps, n_envs); else (n_envs,)
         """
-        named = arrays.items() if isinstance(arrays, dict) else [("", arrays)]
-        for key, array in named:
+        for key, array in arrays.items() if isinstance(arrays, dict) else [(None, arrays)]:
             if array is None or not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
                 continue
-            bad = np.argwhere(~np.isfinite(array))[0]
-            value = array[tuple(bad)]
-            where = f"in environment {bad[1]}, step {bad[0]} of the rollout" if what == "reward" or array.ndim > 2 else ""
+            index = np.argwhere(~np.isfinite(array))[0]
+            value = array[tuple(index)]
+            where = f"environment {index[1]}, step {index[0]} of the rollout" if rollout else f"environment {index[0]}"
             raise ValueError(
-                f"The environment returned a {what} that is not finite: {value} {f'(key {key!r}) ' if key else ''}{where}. "
-                f"Every {what} must be a finite number; SB3's VecCheckNan wrapper helps to find where it comes from."
+                f"The {what} is not finite: {value} in {where}{'' if key is None else f', key {key!r}'}. Every {what} must be "
+                "a finite number; SB3's VecCheckNan wrapper helps to find where it comes from."
             )
 
     # Update
@@ -297,6 +304,7 @@ class AveragingCorrection(OnPolicyAlgorithm):
         buffer = self.rollout_buffer
         self._check_finite("reward", buffer.rewards)
         self._check_finite("observation", buffer.observations)
+        self._check_finite("observation", self._last_obs, rollout=False)  # its value is in the advantages
         fits = self.correction_net is not None
         rollout = self._rollout() if fits or self.critic_epochs > 0 else None
         if self.corrects:
@@ -310,14 +318,14 @@ class AveragingCorrection(OnPolicyAlgorithm):
         if weights is not None:
             buffer.advantages = buffer.advantages * weights
 
-        with self._without_own_normalization():
+        with self._without_own_normalization(), fast.without_validation() if self._fast_applies else nullcontext():
             super().train()
 
         if rollout is not None:
             self.policy.set_training_mode(False)
             if fits and self.correction_order == "after":
                 self._fit(rollout, self._features(rollout), self.correction_epochs, correction=True)
-            if self.critic_epochs > 0:
+            if self.critic_epochs > 0 and self._critic_layers:
                 self._fit(rollout, self._features(rollout), self.critic_epochs, correction=False)
 
     @contextmanager
@@ -340,7 +348,7 @@ class AveragingCorrection(OnPolicyAlgorithm):
         buffer = self.rollout_buffer
         if rollout is None:
             # γ^t relative to the largest: the same weights after normalisation, and none that vanish altogether
-            steps = buffer.episode_steps - (buffer.episode_steps.min() if self.normalize_correction is True else 0)
+            steps = buffer.episode_steps - (buffer.episode_steps.min() if self.normalize_correction in (True, 1) else 0)
             estimates = np.power(self.gamma, steps)
         else:
             estimates = self._estimate_rollout(rollout)
@@ -381,8 +389,6 @@ class AveragingCorrection(OnPolicyAlgorithm):
         return estimates
 
     def _normalized(self, estimates: np.ndarray) -> np.ndarray:
-        if self.normalize_correction is True:
-            return ratio(estimates)
         if self.normalize_correction == "running":
             forget = np.exp(-estimates.size / self._shrinkage.memory)
             self._running_sum = forget * self._running_sum + float(estimates.sum())
@@ -390,7 +396,7 @@ class AveragingCorrection(OnPolicyAlgorithm):
             return (
                 estimates * (self._running_count / self._running_sum) if self._running_sum > 0.0 else np.ones_like(estimates)
             )
-        return estimates
+        return ratio(estimates) if self.normalize_correction else estimates
 
     # The fit
 
@@ -428,25 +434,24 @@ class AveragingCorrection(OnPolicyAlgorithm):
         :param epochs: number of passes
         :param correction: fit the correction (with the critic, if they share layers); else the critic alone
         """
-        policy, net, shared = self.policy, self.correction_net, self.correction_network == "shared"
-        with_value = not correction or shared
-        learning_rate = (self._correction_lr_schedule if correction else self._critic_lr_schedule)(
-            self._current_progress_remaining
-        )
-        optimizers: list[th.optim.Optimizer] = []
-        if with_value:
-            assert self.critic_optimizer is not None
-            optimizers.append(self.critic_optimizer)
+        policy, net, optimizer = self.policy, self.correction_net, self.correction_optimizer
+        through_critic = not correction or self.correction_network == "shared"
+        with_value = through_critic and len(self._critic_layers) > 0  # none, if the user froze them
+        schedule = self._correction_lr_schedule if correction else self._critic_lr_schedule
+        assert optimizer is not None
+        update_learning_rate(optimizer, schedule(self._current_progress_remaining))
+        parameters = (self._critic_layers if with_value else []) + (self._correction_parameters if correction else [])
         if correction:
             assert net is not None
-            optimizers.append(net.optimizer)
             net.calibrate(float(rollout.powers.mean()))
-        for optimizer in optimizers:
-            update_learning_rate(optimizer, learning_rate)
-        parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
         returns = self._to_tensor(rollout.returns)
-        coef = self.correction_coef if self.correction_coef is not None else max(float(rollout.returns.var()), 1e-8)
+        if self.correction_coef is None:
+            # Both losses about 1, whatever the size of the rewards: the value loss, not the correction's, is scaled, for
+            # Adam does not follow gradients of sparse rewards' size.
+            value_coef, coef = 1.0 / max(rollout.value_loss, 1e-12), 1.0
+        else:
+            value_coef, coef = 1.0, self.correction_coef
         n_samples = len(features)
         size = n_samples if self.correction_batch_size is None else min(self.correction_batch_size, n_samples)
         targets = self._to_tensor(rollout.powers)
@@ -456,19 +461,19 @@ class AveragingCorrection(OnPolicyAlgorithm):
                 estimates = self._estimates(features).reshape(rollout.steps.shape)
                 targets = self._to_tensor(correction_targets(rollout.steps, estimates, self.gamma, self.correction_lambda))
             order = th.as_tensor(self._correction_rng.permutation(n_samples), device=self.device)
-            for batch in order.split(size):
-                inputs = features[batch]
-                latent = policy.mlp_extractor.forward_critic(inputs) if with_value else inputs
-                loss = F.mse_loss(policy.value_net(latent).squeeze(-1), returns[batch]) if with_value else th.zeros(())
+            shuffled = (tensor[order].split(size) for tensor in (features, targets, returns))
+            for inputs, target, value_target in zip(*shuffled, strict=True):
+                latent = policy.mlp_extractor.forward_critic(inputs) if through_critic else inputs
+                if with_value:
+                    loss = F.mse_loss(policy.value_net(latent).squeeze(-1), value_target)
                 if correction:
                     assert net is not None
-                    correction_loss = net.loss(net(latent), targets[batch])
-                    loss = loss + coef * correction_loss if shared else correction_loss
+                    correction_loss = net.loss(net(latent), target)
+                    loss = value_coef * loss + coef * correction_loss if with_value else correction_loss
                     losses.append(correction_loss.detach())
                 for parameter, gradient in zip(parameters, th.autograd.grad(loss, parameters), strict=True):
                     parameter.grad = gradient
-                for optimizer in optimizers:
-                    optimizer.step()
+                optimizer.step()
         # SB3 must not find our gradients in the critic's parameters.
         for parameter in parameters:
             parameter.grad = None
@@ -510,16 +515,12 @@ class AveragingCorrection(OnPolicyAlgorithm):
     # Saving
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["correction_net", "critic_optimizer", "correction_weights", "_critic_layers"]
+        own = ["correction_net", "correction_optimizer", "correction_weights", "_critic_layers", "_correction_parameters"]
         return [*super()._excluded_save_params(), *own]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
-        if self.correction_net is not None:
-            state_dicts = [*state_dicts, "correction_net", "correction_net.optimizer"]
-        if self.critic_optimizer is not None:
-            state_dicts = [*state_dicts, "critic_optimizer"]
-        return state_dicts, variables
+        return state_dicts + [name for name in OWN_STATE if getattr(self, name) is not None], variables
 
     def set_parameters(
         self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
@@ -538,16 +539,20 @@ class AveragingCorrection(OnPolicyAlgorithm):
         have = set(self._get_torch_save_params()[0])
         params = {name: value for name, value in params.items() if name in have or name not in OWN_STATE}
         if exact_match:
-            missing = (have & OWN_STATE) - params.keys()
+            missing = have.intersection(OWN_STATE) - params.keys()
             if "correction_net" in missing:
                 warnings.warn("The file holds no correction (a model without one was saved): it starts afresh.", stacklevel=2)
             own = self.get_parameters()
             params.update({name: own[name] for name in missing})
+        saved, own_optimizer = params.get("policy.optimizer"), self.policy.optimizer.state_dict()
+        if saved is not None and len(saved["param_groups"]) != len(own_optimizer["param_groups"]):
+            warnings.warn("The optimiser starts afresh: only one of the two models has a critic_learning_rate.", stacklevel=2)
+            params["policy.optimizer"] = own_optimizer
         super().set_parameters(params, exact_match=exact_match, device=device)
 
 
 #: state of the correction in a saved model
-OWN_STATE = frozenset({"correction_net", "correction_net.optimizer", "critic_optimizer"})
+OWN_STATE = ("correction_net", "correction_optimizer")
 
 
 def _slice(inputs: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:

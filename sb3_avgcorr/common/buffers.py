@@ -7,6 +7,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
+from sb3_avgcorr.common.fast import LeanRolloutBuffer
+
 
 def episode_steps(episode_starts: np.ndarray, first_steps: np.ndarray) -> np.ndarray:
     """
@@ -21,7 +23,7 @@ def episode_steps(episode_starts: np.ndarray, first_steps: np.ndarray) -> np.nda
     return np.where(last_start >= 0, row - last_start, first_steps + row)
 
 
-class EpisodeClock(RolloutBuffer):
+class EpisodeClock(LeanRolloutBuffer):
     """
     Adds the episode step to a rollout buffer class; see :func:`with_episode_clock`.
 
@@ -31,15 +33,12 @@ class EpisodeClock(RolloutBuffer):
 
     #: t of each row, shape (n_steps, n_envs); there once the rollout is complete
     episode_steps: np.ndarray
-    #: t of the first row of the next rollout (if no episode starts there), shape (n_envs,)
+    #: t of the first row of this rollout and of the next (if no episode starts there), shape (n_envs,)
+    first_episode_steps: np.ndarray
     next_episode_steps: np.ndarray
     #: value of the state after the last row and whether its episode ended there, shape (n_envs,)
     last_values: np.ndarray
     last_dones: np.ndarray
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.next_episode_steps = np.zeros(self.n_envs, dtype=np.int64)
 
     @property
     def discount_powers(self) -> np.ndarray:
@@ -48,15 +47,19 @@ class EpisodeClock(RolloutBuffer):
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         super().compute_returns_and_advantage(last_values, dones)
-        self.episode_steps = episode_steps(self.episode_starts, self.next_episode_steps)
+        # counted from the rollout's first row, because a callback may change rewards and compute the returns again
+        self.episode_steps = episode_steps(self.episode_starts, self.first_episode_steps)
         self.next_episode_steps = np.where(dones, 0, self.episode_steps[-1] + 1)
         self.last_values = last_values.detach().cpu().numpy().flatten()
         self.last_dones = np.asarray(dones, dtype=bool)
 
     def reset(self) -> None:
-        # A rollout that was broken off (an exception, a callback) has moved the environments all the same.
-        if 0 < getattr(self, "pos", 0) < self.buffer_size:
-            self.next_episode_steps = episode_steps(self.episode_starts[: self.pos], self.next_episode_steps)[-1] + 1
+        if not hasattr(self, "next_episode_steps"):
+            self.next_episode_steps = np.zeros(self.n_envs, dtype=np.int64)
+        elif 0 < self.pos < self.buffer_size:
+            # A rollout that was broken off (an exception, a callback) has moved the environments all the same.
+            self.next_episode_steps = episode_steps(self.episode_starts[: self.pos], self.first_episode_steps)[-1] + 1
+        self.first_episode_steps = self.next_episode_steps
         super().reset()
 
     def break_off(self, dones: np.ndarray) -> None:
@@ -68,6 +71,16 @@ class EpisodeClock(RolloutBuffer):
         """
         self.reset()
         self.next_episode_steps = np.where(dones, 0, self.next_episode_steps + 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self).__bases__[-1], self.__dict__)
+
+
+def _restore(buffer_class: type[RolloutBuffer], state: dict[str, Any]) -> EpisodeClock:
+    """Unpickle a clocked buffer: its class is made at run time, so pickle cannot find it by name."""
+    buffer = object.__new__(clocked(buffer_class))
+    buffer.__dict__.update(state)
+    return buffer
 
 
 @cache
@@ -82,7 +95,8 @@ def clocked(buffer_class: type[RolloutBuffer]) -> type[EpisodeClock]:
         raise TypeError(f"The rollout buffer class must be a subclass of SB3's RolloutBuffer, not {buffer_class!r}.")
     if issubclass(buffer_class, EpisodeClock):
         return buffer_class
-    return type(f"Clocked{buffer_class.__name__}", (EpisodeClock, buffer_class), {"__doc__": EpisodeClock.__doc__})
+    bases = (EpisodeClock, LeanRolloutBuffer, buffer_class)
+    return type(f"Clocked{buffer_class.__name__}", bases, {"__doc__": EpisodeClock.__doc__})
 
 
 def with_episode_clock(buffer: RolloutBuffer) -> EpisodeClock:
@@ -97,5 +111,5 @@ def with_episode_clock(buffer: RolloutBuffer) -> EpisodeClock:
     """
     buffer.__class__ = clocked(type(buffer))
     assert isinstance(buffer, EpisodeClock)
-    buffer.next_episode_steps = np.zeros(buffer.n_envs, dtype=np.int64)
+    buffer.reset()
     return buffer

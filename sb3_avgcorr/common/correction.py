@@ -201,7 +201,6 @@ class CorrectionNetwork(nn.Module):
     """
 
     calibrated: th.Tensor
-    optimizer: th.optim.Optimizer
 
     def __init__(
         self, input_dim: int, net_arch: list[int], activation_fn: type[nn.Module], loss: CorrectionLoss, scale: float = 1.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
@@ -24,11 +25,11 @@ def check_hyperparameters(model: AveragingCorrection) -> None:
         if not holds:
             raise ValueError(f"{name}={getattr(model, name)!r} makes no sense: it must be {allowed}.")
 
-    def is_number(value: Any, low: float, high: float = np.inf) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(low <= value <= high)
+    def is_number(value: Any, low: float, high: float = math.inf) -> bool:
+        return isinstance(value, Real) and not isinstance(value, bool) and low <= float(value) <= high and math.isfinite(value)
 
     def is_count(value: Any, low: int) -> bool:
-        return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= low)
+        return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
 
     m = model
     require("gamma", is_number(m.gamma, 0.0, 1.0) and m.gamma > 0.0, "in (0, 1]")
