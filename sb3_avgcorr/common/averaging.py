@@ -10,7 +10,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
@@ -28,7 +27,7 @@ from sb3_avgcorr.common.correction import (
     lambda_returns,
     ratio,
 )
-from sb3_avgcorr.common.critic import critic_features, critic_layers, critic_parameters
+from sb3_avgcorr.common.critic import CriticLearningRate, critic_features, critic_layers
 from sb3_avgcorr.common.interface import check_hyperparameters, corrected_algorithm, documented_parameters, joint_signature
 
 
@@ -42,7 +41,7 @@ class Rollout(NamedTuple):
     value_loss: float  # mean squared error of the values against them, when the rollout was collected
 
 
-class AveragingCorrection(OnPolicyAlgorithm):
+class AveragingCorrection(CriticLearningRate):
     r"""
     Corrects the discount-factor mismatch of an on-policy algorithm. Put it before the algorithm's class::
 
@@ -174,17 +173,13 @@ class AveragingCorrection(OnPolicyAlgorithm):
         self.rollout_buffer = with_episode_clock(self.rollout_buffer)
         if self._last_episode_steps is not None and len(self._last_episode_steps) == self.n_envs:
             self.rollout_buffer.next_episode_steps = self._last_episode_steps.copy()
+            self.rollout_buffer.reset()
         if self.seed is None and not hasattr(self, "_correction_rng"):
             # as SB3's, reproducible for a user who seeds torch; nothing is drawn from its stream
             self._correction_rng = np.random.default_rng(th.initial_seed())
         self._correction_lr_schedule = FloatSchedule(
             self.lr_schedule if self.correction_learning_rate is None else self.correction_learning_rate
         )
-        self._critic_lr_schedule = FloatSchedule(
-            self.lr_schedule if self.critic_learning_rate is None else self.critic_learning_rate
-        )
-        if self.critic_learning_rate is not None:
-            self._give_critic_its_own_learning_rate()
         self._fast_applies = self.fast and self.corrects
         if self._fast_applies:
             self.rollout_buffer.lean = lean
@@ -223,22 +218,6 @@ class AveragingCorrection(OnPolicyAlgorithm):
                 input_dim, net_arch, policy.activation_fn, self.correction_loss, self.correction_scale
             ).to(self.device)
 
-    def _give_critic_its_own_learning_rate(self) -> None:
-        policy = self.policy
-        of_critic = critic_parameters(policy)
-        rest = [p for p in policy.parameters() if not any(p is q for q in of_critic)]
-        policy.optimizer = policy.optimizer_class(  # type: ignore[call-arg]
-            [{"params": rest}, {"params": of_critic}], lr=self.lr_schedule(1), **policy.optimizer_kwargs
-        )
-
-    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
-        super()._update_learning_rate(optimizers)
-        if self.critic_learning_rate is not None:
-            critic_lr = self._critic_lr_schedule(self._current_progress_remaining)
-            self.logger.record("train/critic_learning_rate", critic_lr)
-            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
-                optimizer.param_groups[-1]["lr"] = critic_lr
-
     # Rollout
 
     def collect_rollouts(  # type: ignore[override]
@@ -249,13 +228,14 @@ class AveragingCorrection(OnPolicyAlgorithm):
                 complete = fast.collect_rollouts(self, env, callback, rollout_buffer, *args, **kwargs)
             else:
                 complete = super().collect_rollouts(env, callback, rollout_buffer, *args, **kwargs)
+            if not complete:
+                rollout_buffer.break_off(callback.locals.get("dones", np.zeros(env.num_envs, dtype=bool)))
         except Exception:
             # torch reports a NaN observation as a distribution with wrong parameters, an environment as a wrong action
             self._check_finite("observation", self._last_obs, rollout=False)
             raise
-        if not complete:
-            rollout_buffer.break_off(callback.locals.get("dones", np.zeros(env.num_envs, dtype=bool)))
-        self._last_episode_steps = rollout_buffer.next_episode_steps
+        finally:
+            self._last_episode_steps = rollout_buffer.current_episode_steps
         return complete
 
     def _critic_inputs(self) -> tuple[Any, ...]:
@@ -342,15 +322,16 @@ class AveragingCorrection(OnPolicyAlgorithm):
 
     def _weights(self, rollout: Rollout | None) -> np.ndarray:
         """
-        :param rollout: the rollout, if a correction is to be fitted to it
+        :param rollout: the rollout; ``correction="power"`` does not need it
         :return: the weight of each sample of the rollout
         """
         buffer = self.rollout_buffer
-        if rollout is None:
+        if self.correction == "power":
             # γ^t relative to the largest: the same weights after normalisation, and none that vanish altogether
             steps = buffer.episode_steps - (buffer.episode_steps.min() if self.normalize_correction in (True, 1) else 0)
             estimates = np.power(self.gamma, steps)
         else:
+            assert rollout is not None
             estimates = self._estimate_rollout(rollout)
         weights = self._normalized(estimates).astype(np.float32)
 

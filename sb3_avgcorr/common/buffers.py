@@ -53,12 +53,18 @@ class EpisodeClock(LeanRolloutBuffer):
         self.last_values = last_values.detach().cpu().numpy().flatten()
         self.last_dones = np.asarray(dones, dtype=bool)
 
+    @property
+    def current_episode_steps(self) -> np.ndarray:
+        """t of the row that comes next, shape (n_envs,): also in the middle of a rollout."""
+        # compute_returns_and_advantage() makes a new array; until then the rows so far are not counted in it
+        if self.next_episode_steps is self.first_episode_steps and self.pos > 0:
+            return episode_steps(self.episode_starts[: self.pos], self.first_episode_steps)[-1] + 1
+        return self.next_episode_steps
+
     def reset(self) -> None:
-        if not hasattr(self, "next_episode_steps"):
-            self.next_episode_steps = np.zeros(self.n_envs, dtype=np.int64)
-        elif 0 < self.pos < self.buffer_size:
-            # A rollout that was broken off (an exception, a callback) has moved the environments all the same.
-            self.next_episode_steps = episode_steps(self.episode_starts[: self.pos], self.first_episode_steps)[-1] + 1
+        # A rollout that was broken off (an exception, a callback) has moved the environments all the same.
+        known = hasattr(self, "next_episode_steps")
+        self.next_episode_steps = self.current_episode_steps if known else np.zeros(self.n_envs, dtype=np.int64)
         self.first_episode_steps = self.next_episode_steps
         super().reset()
 
@@ -70,7 +76,7 @@ class EpisodeClock(LeanRolloutBuffer):
         :param dones: which episodes ended in that transition
         """
         self.reset()
-        self.next_episode_steps = np.where(dones, 0, self.next_episode_steps + 1)
+        self.next_episode_steps = self.first_episode_steps = np.where(dones, 0, self.next_episode_steps + 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self).__bases__[-1], self.__dict__)

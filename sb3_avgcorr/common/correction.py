@@ -102,7 +102,8 @@ def lambda_returns(
     next_values = np.concatenate([values[1:], last_values[None]])
     b = rewards + gamma * (1.0 - lambda_) * goes_on * next_values
     b[-1] = rewards[-1] + gamma * goes_on[-1] * last_values
-    return linear_recurrence((gamma * lambda_ * goes_on)[::-1], b[::-1])[::-1]
+    # contiguous, because torch takes no array that runs backwards
+    return np.ascontiguousarray(linear_recurrence((gamma * lambda_ * goes_on)[::-1], b[::-1])[::-1])
 
 
 def ratio(estimates: np.ndarray) -> np.ndarray:

@@ -4,7 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch as th
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import FloatSchedule
 from torch import nn
 
 
@@ -83,3 +86,29 @@ def critic_parameters(policy: ActorCriticPolicy) -> list[nn.Parameter]:
         modules = (*modules, policy.vf_features_extractor)
     own.update(p for module in modules if module is not None for p in module.parameters())
     return [p for p in policy.parameters() if p in own]
+
+
+class CriticLearningRate(OnPolicyAlgorithm):
+    """Base of algorithms whose critic may have a learning rate of its own: a second group of the policy's optimiser."""
+
+    #: learning rate of the critic's parameters, can be a function of the remaining progress; None: ``learning_rate``
+    critic_learning_rate: float | Schedule | None = None
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        own = self.critic_learning_rate
+        self._critic_lr_schedule = FloatSchedule(self.lr_schedule if own is None else own)
+        if own is not None:
+            of_critic = critic_parameters(self.policy)
+            rest = [p for p in self.policy.parameters() if not any(p is q for q in of_critic)]
+            self.policy.optimizer = self.policy.optimizer_class(  # type: ignore[call-arg]
+                [{"params": rest}, {"params": of_critic}], lr=self.lr_schedule(1), **self.policy.optimizer_kwargs
+            )
+
+    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
+        super()._update_learning_rate(optimizers)
+        if self.critic_learning_rate is not None:
+            rate = self._critic_lr_schedule(self._current_progress_remaining)
+            self.logger.record("train/critic_learning_rate", rate)
+            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+                optimizer.param_groups[-1]["lr"] = rate

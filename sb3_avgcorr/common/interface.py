@@ -65,7 +65,7 @@ def corrected_algorithm(cls: type[AveragingCorrection], mixin: type[AveragingCor
     :param mixin: :class:`AveragingCorrection`
     :return: the algorithm that it corrects: the class behind the mixin that does the update
     """
-    after = cls.__mro__[cls.__mro__.index(mixin) + 1 :]
+    after = [base for base in cls.__mro__[cls.__mro__.index(mixin) + 1 :] if base not in mixin.__mro__]
     before = cls.__mro__[: cls.__mro__.index(mixin)]
     if issubclass(cls, OffPolicyAlgorithm):
         raise TypeError(
@@ -74,13 +74,12 @@ def corrected_algorithm(cls: type[AveragingCorrection], mixin: type[AveragingCor
     late = [base.__name__ for base in before if "train" in base.__dict__ and not issubclass(base, mixin)]
     if late:
         raise TypeError(f"Put AveragingCorrection before {late[0]} in the bases of {cls.__name__}, or it corrects nothing.")
-    algorithm = after[0]
-    if algorithm is OnPolicyAlgorithm:
+    if not after:
         raise TypeError(
             f"{cls.__name__} has nothing to correct: write class {cls.__name__}(AveragingCorrection, Algorithm), where "
             "Algorithm is a subclass of SB3's OnPolicyAlgorithm whose train() takes its advantages from self.rollout_buffer."
         )
-    return cast(type[OnPolicyAlgorithm], algorithm)
+    return cast(type[OnPolicyAlgorithm], after[0])
 
 
 def joint_signature(
