@@ -4,7 +4,7 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch as th
@@ -15,16 +15,19 @@ from stable_baselines3.common.type_aliases import Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from sb3_avgcorr.common import fast
 from sb3_avgcorr.common.buffers import EpisodeClock, with_episode_clock
 from sb3_avgcorr.common.correction import (
     CorrectionLoss,
     CorrectionNetwork,
+    RunningMean,
     Shrinkage,
     correction_targets,
     effective_sample_size,
     lambda_returns,
+    parameter_average,
     ratio,
 )
 from sb3_avgcorr.common.critic import CriticLearningRate, critic_features, critic_layers
@@ -68,6 +71,8 @@ class AveragingCorrection(CriticLearningRate):
     :param correction_batch_size: minibatch size of these passes and of ``critic_epochs``; ``None``: the whole rollout
     :param correction_order: ``"before"``: fit on this rollout, then weigh it (Algorithm 1 of the paper);
         ``"after"``: weigh with the correction learned from earlier rollouts, then update, then fit (the authors' program)
+    :param correction_averaging: weigh with the average of the separate network's parameters over recent fits, instead of
+        those of the last one, which follow the few episodes of one rollout
     :param correction_shrinkage: draw the weights towards 1 as far as the correction, before it was fitted to a rollout,
         failed to predict it
     :param normalize_correction: divide the weights by their mean over the rollout; ``"running"``: by their mean over recent
@@ -84,6 +89,8 @@ class AveragingCorrection(CriticLearningRate):
 
     rollout_buffer: EpisodeClock
     correction_net: CorrectionNetwork | None
+    #: the correction with its parameters averaged over fits, which is the one that weighs; None if it is not averaged
+    correction_average: AveragedModel | None
     #: optimises the correction, and the critic in the passes outside the algorithm's own update
     correction_optimizer: th.optim.Adam | None
     #: weights of the last rollout, shape (n_steps, n_envs); None before the first
@@ -106,15 +113,16 @@ class AveragingCorrection(CriticLearningRate):
         self,
         *args: Any,
         correction: Literal["averaging", "power"] | None = "averaging",
-        correction_network: Literal["shared", "separate"] = "shared",
+        correction_network: Literal["shared", "separate"] = "separate",
         correction_loss: CorrectionLoss = "bce",
         correction_scale: float = 1.0,
-        correction_lambda: float = 0.9,
+        correction_lambda: float = 0.8,
         correction_coef: float | None = None,
-        correction_learning_rate: float | Schedule | None = 1e-3,
+        correction_learning_rate: float | Schedule | None = 4e-3,
         correction_epochs: int = 8,
-        correction_batch_size: int | None = 256,
+        correction_batch_size: int | None = 512,
         correction_order: Literal["before", "after"] = "before",
+        correction_averaging: bool = True,
         correction_shrinkage: bool = True,
         normalize_correction: bool | Literal["running"] = True,
         normalize_before_weighting: bool = False,
@@ -134,6 +142,7 @@ class AveragingCorrection(CriticLearningRate):
         self.correction_epochs = correction_epochs
         self.correction_batch_size = correction_batch_size
         self.correction_order = correction_order
+        self.correction_averaging = correction_averaging
         self.correction_shrinkage = correction_shrinkage
         self.normalize_correction = normalize_correction
         self.normalize_before_weighting = normalize_before_weighting
@@ -144,14 +153,15 @@ class AveragingCorrection(CriticLearningRate):
 
         self.correction_weights = None
         self.correction_net = None
+        self.correction_average = None
         self.correction_optimizer = None
         # t of the observation that the next rollout begins with, as SB3's _last_episode_starts
         self._last_episode_steps: np.ndarray | None = None
         # mean of f over the last rollout: what predict_correction() divides by
         self._mean_estimate: float | None = None
-        # decayed sum of weights and their number: what "running" normalisation divides by
-        self._running_sum, self._running_count = 0.0, 0.0
-        self._shrinkage = Shrinkage()
+        # mean of γ^t over recent rollouts: what "running" normalisation divides by
+        self._mean_power = RunningMean(MEMORY)
+        self._shrinkage = Shrinkage(MEMORY)
         super().__init__(*args, **kwargs)
 
     # Set-up
@@ -217,6 +227,9 @@ class AveragingCorrection(CriticLearningRate):
             self.correction_net = CorrectionNetwork(
                 input_dim, net_arch, policy.activation_fn, self.correction_loss, self.correction_scale
             ).to(self.device)
+        if self.correction_network == "separate" and self.correction_averaging:
+            average = parameter_average(MEMORY, self.n_steps * self.n_envs)
+            self.correction_average = AveragedModel(self.correction_net, avg_fn=average)
 
     # Rollout
 
@@ -326,14 +339,20 @@ class AveragingCorrection(CriticLearningRate):
         :return: the weight of each sample of the rollout
         """
         buffer = self.rollout_buffer
-        if self.correction == "power":
-            # γ^t relative to the largest: the same weights after normalisation, and none that vanish altogether
-            steps = buffer.episode_steps - (buffer.episode_steps.min() if self.normalize_correction in (True, 1) else 0)
-            estimates = np.power(self.gamma, steps)
-        else:
+        powers = buffer.discount_powers
+        if self.normalize_correction == "running":
+            self._mean_power.update(powers)
+        if self.correction == "averaging":
             assert rollout is not None
-            estimates = self._estimate_rollout(rollout)
-        weights = self._normalized(estimates).astype(np.float32)
+            weights = self._averaging_weights(rollout)
+        elif self.normalize_correction is False:
+            weights = powers
+        elif self.normalize_correction == "running":
+            weights = self._divided_by_mean(powers)
+        else:
+            # γ^t relative to the largest: the same after normalisation, and not all vanish however long the episode
+            weights = ratio(np.power(self.gamma, buffer.episode_steps - buffer.episode_steps.min()))
+        weights = weights.astype(np.float32)
 
         record = self.logger.record
         record("correction/weight_min", float(weights.min()))
@@ -343,41 +362,39 @@ class AveragingCorrection(CriticLearningRate):
         record("correction/mean_episode_step", float(buffer.episode_steps.mean()))
         return weights
 
-    def _estimate_rollout(self, rollout: Rollout) -> np.ndarray:
+    def _averaging_weights(self, rollout: Rollout) -> np.ndarray:
         """
         Fit the correction to the rollout, if its turn is before the update, and evaluate it.
 
         :param rollout: the rollout
-        :return: f(s) of each sample
+        :return: the weight of each sample
         """
         features = self._features(rollout)
         shape = rollout.steps.shape
         estimates = self._estimates(features).reshape(shape)
         if self.correction_shrinkage:
-            self._shrinkage.update(estimates, rollout.powers, rollout.steps)
+            self._shrinkage.update(self._divided_by_mean(estimates), self._divided_by_mean(rollout.powers), rollout.steps)
         if self.correction_order == "before":
             self._fit(rollout, features, self.correction_epochs, correction=True)
             estimates = self._estimates(features).reshape(shape)
-        if not np.isfinite(estimates).all():
+        finite = np.isfinite(estimates)
+        if not finite.all():
             warnings.warn("The correction's estimate is not finite; samples where it is not are weighed by 1.", stacklevel=2)
-            fallback = np.nanmean(np.where(np.isfinite(estimates), estimates, np.nan)) if np.isfinite(estimates).any() else 1.0
-            estimates = np.where(np.isfinite(estimates), estimates, fallback)
-        self._mean_estimate = float(estimates.mean())
+            estimates = np.where(finite, estimates, estimates[finite].mean() if finite.any() else 1.0)
+        self._mean_estimate = self._mean_power.value if self.normalize_correction == "running" else float(estimates.mean())
         self.logger.record("correction/explained_variance", explained_variance(estimates.flatten(), rollout.powers.flatten()))
+        weights = self._divided_by_mean(estimates)
         if self.correction_shrinkage:
             self.logger.record("correction/shrinkage", self._shrinkage.factor)
-            estimates = self._mean_estimate * self._shrinkage(ratio(estimates))
-        return estimates
+            weights = self._shrinkage(weights)
+        return weights if self.normalize_correction else self._mean_estimate * weights
 
-    def _normalized(self, estimates: np.ndarray) -> np.ndarray:
-        if self.normalize_correction == "running":
-            forget = np.exp(-estimates.size / self._shrinkage.memory)
-            self._running_sum = forget * self._running_sum + float(estimates.sum())
-            self._running_count = forget * self._running_count + estimates.size
-            return (
-                estimates * (self._running_count / self._running_sum) if self._running_sum > 0.0 else np.ones_like(estimates)
-            )
-        return ratio(estimates) if self.normalize_correction else estimates
+    def _divided_by_mean(self, estimates: np.ndarray) -> np.ndarray:
+        """
+        :param estimates: f(s) or γ^t over the rollout
+        :return: the same as a ratio with mean 1: over the rollout, or in the long run (E[f] = E[γ^t])
+        """
+        return estimates / self._mean_power.value if self.normalize_correction == "running" else ratio(estimates)
 
     # The fit
 
@@ -396,15 +413,19 @@ class AveragingCorrection(CriticLearningRate):
         return th.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     @th.no_grad()
-    def _estimates(self, features: th.Tensor) -> np.ndarray:
+    def _estimates(self, features: th.Tensor, *, averaged: bool = True) -> np.ndarray:
         """
         :param features: what the critic's layers see, shape (n, features_dim)
+        :param averaged: whether to use the averaged parameters, if there are any
         :return: f(s), shape (n,)
         """
         assert self.correction_net is not None
         if self.correction_network == "shared":
             features = self.policy.mlp_extractor.forward_critic(features)
-        return self.correction_net.estimates(self.correction_net(features)).cpu().numpy()
+        net: Any = self.correction_net
+        if averaged and self.correction_average is not None and self.correction_average.n_averaged > 0:
+            net = self.correction_average
+        return self.correction_net.estimates(net(features)).cpu().numpy()
 
     def _fit(self, rollout: Rollout, features: th.Tensor, epochs: int, *, correction: bool) -> None:
         """
@@ -439,7 +460,7 @@ class AveragingCorrection(CriticLearningRate):
         losses: list[th.Tensor] = []
         for _ in range(epochs):
             if correction and self.correction_lambda < 1.0:
-                estimates = self._estimates(features).reshape(rollout.steps.shape)
+                estimates = self._estimates(features, averaged=False).reshape(rollout.steps.shape)
                 targets = self._to_tensor(correction_targets(rollout.steps, estimates, self.gamma, self.correction_lambda))
             order = th.as_tensor(self._correction_rng.permutation(n_samples), device=self.device)
             shuffled = (tensor[order].split(size) for tensor in (features, targets, returns))
@@ -460,6 +481,8 @@ class AveragingCorrection(CriticLearningRate):
             parameter.grad = None
         if losses:
             self.logger.record("correction/loss", float(th.stack(losses).mean()))
+            if self.correction_average is not None:
+                self.correction_average.update_parameters(cast(CorrectionNetwork, net))
 
     def _to_tensor(self, array: np.ndarray) -> th.Tensor:
         return th.as_tensor(array.reshape(-1), dtype=th.float32, device=self.device)
@@ -496,7 +519,7 @@ class AveragingCorrection(CriticLearningRate):
     # Saving
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["correction_net", "correction_optimizer", "correction_weights", "_critic_layers", "_correction_parameters"]
+        own = [*OWN_STATE, "correction_weights", "_critic_layers", "_correction_parameters"]
         return [*super()._excluded_save_params(), *own]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
@@ -533,7 +556,10 @@ class AveragingCorrection(CriticLearningRate):
 
 
 #: state of the correction in a saved model
-OWN_STATE = ("correction_net", "correction_optimizer")
+OWN_STATE = ("correction_net", "correction_average", "correction_optimizer")
+
+#: number of samples over which the correction forgets earlier rollouts
+MEMORY = 15_000.0
 
 
 def _slice(inputs: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:

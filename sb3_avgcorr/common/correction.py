@@ -12,6 +12,7 @@ so a regression of γ^t on the state, divided by its mean over the rollout, esti
 Time runs along the first axis of every array, environments along the second.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -117,6 +118,48 @@ def ratio(estimates: np.ndarray) -> np.ndarray:
     return estimates / mean if mean > 0.0 else np.ones_like(estimates)
 
 
+class RunningMean:
+    """
+    Mean over recent samples.
+
+    :param memory: number of samples over which earlier ones are forgotten by a factor e
+    """
+
+    def __init__(self, memory: float) -> None:
+        self.memory = memory
+        self.sum = self.count = 0.0
+
+    def update(self, samples: np.ndarray) -> None:
+        """
+        :param samples: new samples
+        """
+        forget = np.exp(-samples.size / self.memory)
+        self.sum = float(forget * self.sum + samples.sum())
+        self.count = float(forget * self.count + samples.size)
+
+    @property
+    def value(self) -> float:
+        """The mean; 1 before the first sample."""
+        return self.sum / self.count if self.count > 0.0 else 1.0
+
+
+def parameter_average(memory: float, n_samples: int) -> Callable[[th.Tensor, th.Tensor, th.Tensor | int], th.Tensor]:
+    """
+    How to average the correction's parameters over fits (for torch's ``AveragedModel``): all alike at first, then with
+    a memory of some samples. A fit follows the few episodes of its rollout; the average forgets which ones they were.
+
+    :param memory: number of samples over which earlier fits are forgotten by a factor e
+    :param n_samples: number of samples of a rollout
+    :return: the function that takes one more fit into the average
+    """
+    least = -np.expm1(-n_samples / memory)
+
+    def average(averaged: th.Tensor, current: th.Tensor, n_fits: th.Tensor | int) -> th.Tensor:
+        return th.lerp(averaged, current, max(1.0 / (int(n_fits) + 1), least))
+
+    return average
+
+
 def effective_sample_size(weights: np.ndarray) -> float:
     """
     Share of the samples that would say as much if all weighed the same, (Σw)² / (n·Σw²).
@@ -134,28 +177,29 @@ class Shrinkage:
 
     A calibrated ĉ has slope 1; one that is mostly noise has a slope near 0, because noise does not predict. The weight
     1 + k·(ĉ - 1) is the best linear forecast of γ^t/mean from ĉ; it leaves a good estimate alone and draws one that
-    says nothing towards 1, the uncorrected weight. The slope itself is known only as well as there were episodes, so it is
-    shrunk too, by 1 - (z·σ/slope)², positive part, with σ its standard error over episodes (samples of one episode are far
-    from independent).
+    says nothing towards 1, the uncorrected weight. The slope itself is known only as well as there were episodes (samples of
+    one episode are far from independent), so it counts in full where it is three standard errors away from 0, and not at
+    all below one and a half.
 
     :param memory: number of samples over which earlier rollouts are forgotten by a factor e
-    :param z: standard errors that the slope must be away from 0 to count at all
     """
 
-    def __init__(self, memory: float = 20_000.0, z: float = 2.0) -> None:
+    #: standard errors from 0 at which the slope begins to count, and counts in full
+    DOUBT, TRUST = 1.5, 3.0
+
+    def __init__(self, memory: float) -> None:
         self.memory = memory
-        self.z = z
         # sums over episodes of their covariance C and variance V: [C, V] and [C², CV, V²]
         self.first = np.zeros(2)
         self.second = np.zeros(3)
 
-    def update(self, estimates: np.ndarray, powers: np.ndarray, steps: np.ndarray) -> None:
+    def update(self, weights: np.ndarray, powers: np.ndarray, steps: np.ndarray) -> None:
         """
-        :param estimates: f(s) on a rollout, before it is fitted to that rollout, shape (n_steps, n_envs)
-        :param powers: γ^t on the same rollout
+        :param weights: ĉ(s) on a rollout, before it is fitted to that rollout, shape (n_steps, n_envs)
+        :param powers: γ^t on the same rollout, divided by their mean
         :param steps: t on the same rollout
         """
-        u, v = ratio(estimates) - 1.0, ratio(powers) - 1.0
+        u, v = weights - 1.0, powers - 1.0
         first_row = np.zeros(steps.shape, dtype=bool)
         first_row[0] = True
         episode = np.cumsum(((steps == 0) | first_row).T) - 1  # environment by environment
@@ -171,10 +215,9 @@ class Shrinkage:
         if self.first[1] <= 0.0:
             return 1.0
         slope = self.first[0] / self.first[1]
-        if slope <= 0.0:
-            return 0.0
-        squared_error = self.second @ [1.0, -2.0 * slope, slope**2] / self.first[1] ** 2
-        return float(min(slope, 1.0) * max(0.0, 1.0 - self.z**2 * squared_error / slope**2))
+        error = np.sqrt(max(self.second @ [1.0, -2.0 * slope, slope**2], 0.0)) / self.first[1]
+        trust = (slope - self.DOUBT * error) / ((self.TRUST - self.DOUBT) * error) if error > 0.0 else float(slope > 0.0)
+        return float(np.clip(trust, 0.0, 1.0) * np.clip(slope, 0.0, 1.0))
 
     def __call__(self, weights: np.ndarray) -> np.ndarray:
         """

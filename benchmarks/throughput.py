@@ -1,0 +1,263 @@
+"""
+Steps per second of AveragingPPO against SB3's PPO (and SBX's, if installed), collecting and training apart.
+
+    python benchmarks/throughput.py                 # the whole table, about 15 minutes on 2 cores
+    python benchmarks/throughput.py --only main     # CartPole and HalfCheetah with 1, 8 and 16 environments
+
+The contestants take turns, one rollout each, in processes of their own that wait while another works; figures are medians
+over the repeats, ratios are to SB3 in the same turn. Writes benchmarks/results/throughput.{md,csv}.
+"""
+
+import argparse
+import csv
+import multiprocessing as mp
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+RESULTS = Path(__file__).parent / "results"
+CONTESTANTS = ["sb3", "averaging", "averaging, fast=False", "correction=None"]
+if find_spec("sbx") is not None:
+    CONTESTANTS.append("sbx")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row group of the table."""
+
+    group: str
+    env: str
+    n_envs: int
+    rollout: int = 2048  # samples of a rollout, over all environments
+    width: int = 64
+    policy: str = "MlpPolicy"
+    repeats: int = 7
+    contestants: tuple[str, ...] = tuple(CONTESTANTS)
+    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+def cases() -> Iterator[Case]:
+    both = ("sb3", "averaging")
+    for env in ("CartPole-v1", "HalfCheetah-v5"):
+        for n_envs in (1, 8, 16):
+            yield Case("main", env, n_envs)
+    for n_envs in (1, 8):
+        yield Case("spaces", "dict", n_envs, policy="MultiInputPolicy", contestants=both, repeats=4)
+    yield Case("spaces", "image", 8, rollout=512, policy="CnnPolicy", contestants=both, repeats=3)
+    for rollout in (2048, 8192, 65536):
+        yield Case("rollout length", "CartPole-v1", 8, rollout=rollout, contestants=both, repeats=3)
+    for n_envs in (1, 4, 16, 64):
+        yield Case("environments", "CartPole-v1", n_envs, contestants=both, repeats=4)
+    for width in (64, 256, 512):
+        yield Case("width", "CartPole-v1", 8, width=width, contestants=both, repeats=3)
+
+
+def make_env(name: str) -> Any:
+    import gymnasium as gym
+    import numpy as np
+    from gymnasium import spaces
+
+    class Noise(gym.Env):
+        """An environment that costs nothing: random observations, episodes of 100 steps."""
+
+        def __init__(self, space: spaces.Space) -> None:
+            self.observation_space, self.action_space = space, spaces.Discrete(4)
+            self.fixed = [space.sample() for _ in range(8)]
+            self.t = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+            self.t = 0
+            return self.fixed[0], {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+            self.t += 1
+            return self.fixed[self.t % 8], 1.0, False, self.t >= 100, {}
+
+    vector = spaces.Box(-1.0, 1.0, (16,), np.float32)
+    if name == "dict":
+        return Noise(spaces.Dict({"position": vector, "goal": vector, "mode": spaces.Discrete(4)}))
+    if name == "image":
+        return Noise(spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    return gym.make(name)
+
+
+def make_model(contestant: str, case: Case) -> Any:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    from sb3_avgcorr import AveragingPPO
+
+    env = make_vec_env(lambda: make_env(case.env), n_envs=case.n_envs, seed=0)
+    kwargs: dict[str, Any] = {"n_steps": case.rollout // case.n_envs, "seed": 0, "device": "cpu"}
+    if case.width != 64:
+        kwargs["policy_kwargs"] = {"net_arch": {"pi": [case.width] * 2, "vf": [case.width] * 2}}
+    if contestant == "sb3":
+        return PPO(case.policy, env, **kwargs)
+    if contestant == "sbx":
+        import sbx
+
+        return sbx.PPO(case.policy, env, **kwargs)
+    options = {"averaging, fast=False": {"fast": False}, "correction=None": {"correction": None}}.get(contestant, {})
+    return AveragingPPO(case.policy, env, **kwargs, **options)
+
+
+def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
+    """Waits for its turn, makes one rollout and one update, tells how long they took, and at the end its peak memory."""
+    import torch as th
+
+    th.set_num_threads(1)
+    model = make_model(contestant, case)
+    _, callback = model._setup_learn(10**9)
+    fit_seconds = [0.0]
+    if hasattr(model, "_fit"):
+        model._fit = timed(model._fit, fit_seconds)
+    pipe.send("ready")
+    while pipe.recv() == "go":
+        fit_seconds[0] = 0.0
+        start = time.perf_counter()
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
+        collected = time.perf_counter()
+        model.train()
+        pipe.send((collected - start, time.perf_counter() - collected, fit_seconds[0]))
+    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def timed(function: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        start = time.perf_counter()
+        function(*args, **kwargs)
+        seconds[0] += time.perf_counter() - start
+
+    return wrapper
+
+
+def run(case: Case) -> list[dict[str, Any]]:
+    context = mp.get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    processes = []
+    for contestant in case.contestants:
+        mine, theirs = context.Pipe()
+        process = context.Process(target=contestant_process, args=(contestant, case, theirs), daemon=True)
+        process.start()
+        processes.append(process)
+        pipes[contestant] = mine
+    for pipe in pipes.values():
+        pipe.recv()
+    turns: dict[str, list[tuple[float, float, float]]] = {contestant: [] for contestant in case.contestants}
+    for repeat in range(case.repeats + 1):
+        for contestant, pipe in pipes.items():
+            pipe.send("go")
+            times = pipe.recv()
+            if repeat > 0:  # the first turn warms up
+                turns[contestant].append(times)
+    rows = []
+    for contestant, pipe in pipes.items():
+        pipe.send("stop")
+        own, sb3 = turns[contestant], turns["sb3"]
+        per_step = 1e6 / case.rollout
+        rows.append(
+            {
+                "group": case.group,
+                "env": case.env,
+                "envs": case.n_envs,
+                "rollout": case.rollout,
+                "width": case.width,
+                "contestant": contestant,
+                "collect_us": round(statistics.median(t[0] for t in own) * per_step, 1),
+                "train_us": round(statistics.median(t[1] for t in own) * per_step, 1),
+                "fit_share_of_train": round(statistics.median(t[2] / t[1] for t in own), 3),
+                "collect_ratio": round(statistics.median(s[0] / t[0] for t, s in zip(own, sb3, strict=True)), 2),
+                "train_ratio": round(statistics.median(s[1] / t[1] for t, s in zip(own, sb3, strict=True)), 2),
+                "speed_ratio": round(statistics.median(sum(s[:2]) / sum(t[:2]) for t, s in zip(own, sb3, strict=True)), 2),
+                "peak_mib": round(pipe.recv()),
+            }
+        )
+    for process in processes:
+        process.join()
+    for row in rows:
+        row["memory_ratio"] = round(row["peak_mib"] / rows[0]["peak_mib"], 2)
+    return rows
+
+
+def machine() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            model = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor()
+    versions = []
+    for package in ("stable-baselines3", "torch", "gymnasium", "numpy", "sbx-rl"):
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            versions.append(f"{package} not installed")
+    return f"{os.cpu_count()} cores, {model}, Python {platform.python_version()}; one torch thread; {', '.join(versions)}"
+
+
+COLUMNS = {
+    "env": "environment",
+    "envs": "envs",
+    "rollout": "rollout",
+    "width": "width",
+    "contestant": "",
+    "collect_us": "collect µs/step",
+    "train_us": "train µs/step",
+    "fit_share_of_train": "fit / train",
+    "collect_ratio": "collect ×",
+    "train_ratio": "train ×",
+    "speed_ratio": "**speed ×**",
+    "memory_ratio": "memory ×",
+}
+
+
+def write(rows: list[dict[str, Any]], command: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    with open(RESULTS / "throughput.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = [
+        "# Throughput",
+        "",
+        f"Made by `{command}`. {machine()}.",
+        "",
+        "× is the ratio to SB3's PPO with the same hyperparameters (speed: more is faster; memory: peak resident set of the",
+        "process, less is better), the median over turns. `fit / train` is the correction's fit as a share of training time.",
+    ]
+    for group in dict.fromkeys(row["group"] for row in rows):
+        lines += ["", f"## {group}", "", "| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
+        lines += ["| " + " | ".join(str(row[c]) for c in COLUMNS) + " |" for row in rows if row["group"] == group]
+    (RESULTS / "throughput.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    groups = list(dict.fromkeys(case.group for case in cases()))
+    parser.add_argument("--only", nargs="*", choices=groups, default=groups, help="row groups to run")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for case in cases():
+        if case.group in arguments.only:
+            rows += run(case)
+            for row in rows[-len(case.contestants) :]:
+                print({key: row[key] for key in COLUMNS}, flush=True)
+            write(
+                rows,
+                f"python benchmarks/throughput.py{'' if arguments.only == groups else ' --only ' + ' '.join(arguments.only)}",
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+from typing import Any, TypeVar
+
+import numpy as np
+import torch as th
+from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from sb3_avgcorr.common.averaging import AveragingCorrection
+
+SelfAveragingRecurrentPPO = TypeVar("SelfAveragingRecurrentPPO", bound="AveragingRecurrentPPO")
+
+LSTMState = tuple[np.ndarray, np.ndarray]
+
+
+class AveragingRecurrentPPO(AveragingCorrection, RecurrentPPO):  # type: ignore[misc]  # collect_rollouts takes any rest
+    """
+    PPO with an LSTM and the averaging correction of the discount-factor mismatch. Takes every argument of sb3-contrib's
+    RecurrentPPO, in the same order and with the same defaults, and the correction's as keywords. With ``correction=None`` it
+    is sb3-contrib's RecurrentPPO, to the bit.
+
+    The correction sees what the critic sees: the output of the critic's LSTM (with ``shared_lstm=True`` of the actor's; with
+    ``enable_critic_lstm=False`` there is no memory on that side). The LSTM itself is left to PPO's update. Each sample is
+    evaluated from the state that the LSTM was in when it was collected, so ``correction_order="after"`` and
+    ``critic_epochs`` combine new LSTM weights with a state of the old ones, as PPO does at the start of each sequence.
+    """
+
+    policy: RecurrentActorCriticPolicy
+
+    def _critic_inputs(self) -> tuple[Any, ...]:
+        buffer: Any = self.rollout_buffer
+
+        def states(array: np.ndarray) -> th.Tensor:
+            # (n_steps, n_layers, n_envs, dim) -> (n_layers, n_steps * n_envs, dim): each row a sequence of length 1
+            array = array.swapaxes(0, 1)
+            return buffer.to_torch(array.reshape(len(array), -1, array.shape[-1]))
+
+        starts = buffer.to_torch(buffer.episode_starts.reshape(-1))
+        return (*super()._critic_inputs(), (states(buffer.hidden_states_vf), states(buffer.cell_states_vf)), starts)
+
+    def predict_correction(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: LSTMState | None = None,
+        episode_start: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """
+        The learned correction ĉ(s), an estimate of d_{π,γ}(s) / d_π(s) with mean 1 over the last rollout, where the state
+        s is what the critic's memory holds.
+
+        :param observation: a batch of observations, as for ``predict`` (normalised, if the environment is)
+        :param state: the **critic's** LSTM state before these observations (:meth:`next_critic_state`), hidden and cell, each
+            of shape (n_lstm_layers, n, lstm_hidden_size). ``predict`` gives the actor's, which is the same one only with
+            ``shared_lstm=True``. ``None``: nothing remembered, as at the start of an episode
+        :param episode_start: which of the observations start an episode, where the state is forgotten; ``None``: none
+        :return: ĉ(s) of each, shape (n,); all 1 where there is nothing to correct or nothing was learned yet
+        """
+        if self.correction == "power":
+            return super().predict_correction(observation)  # raises what there is to say
+        return self._predict_ratio(*self._memory_inputs(observation, state, episode_start))
+
+    @th.no_grad()
+    def next_critic_state(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: LSTMState | None = None,
+        episode_start: np.ndarray | None = None,
+    ) -> LSTMState:
+        """
+        What the critic's LSTM remembers after the observations: the ``state`` of :meth:`predict_correction` for the next ones.
+
+        :param observation: a batch of observations
+        :param state: the critic's LSTM state before them; ``None``: nothing remembered
+        :param episode_start: which of the observations start an episode; ``None``: none
+        :return: hidden and cell state, each of shape (n_lstm_layers, n, lstm_hidden_size)
+        """
+        policy = self.policy
+        obs, states, starts = self._memory_inputs(observation, state, episode_start)
+        lstm = policy.lstm_actor if policy.shared_lstm else policy.lstm_critic
+        if lstm is not None:
+            features: Any = policy.extract_features(obs)
+            vf_features = features if policy.share_features_extractor else features[1]
+            _, states = policy._process_sequence(vf_features, states, starts, lstm)  # type: ignore[assignment]
+        return states[0].cpu().numpy(), states[1].cpu().numpy()
+
+    def _memory_inputs(
+        self, observation: np.ndarray | dict[str, np.ndarray], state: LSTMState | None, episode_start: np.ndarray | None
+    ) -> tuple[Any, tuple[th.Tensor, th.Tensor], th.Tensor]:
+        """What ``policy.predict_values`` takes, with the same defaults as in the policy's ``predict``."""
+        self.policy.set_training_mode(False)
+        obs, _ = self.policy.obs_to_tensor(observation)
+        n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        layers, _, size = self.policy.lstm_hidden_state_shape
+        shape = (layers, n, size)
+        hidden, cell = (np.zeros(shape), np.zeros(shape)) if state is None else state
+        if np.shape(hidden) != shape or np.shape(cell) != shape:
+            raise ValueError(
+                f"state has the shapes {np.shape(hidden)} and {np.shape(cell)}: for {n} observations its two arrays, hidden "
+                f"and cell state of the critic's LSTM, must be of shape {shape}."
+            )
+        starts = np.zeros(n) if episode_start is None else np.asarray(episode_start).reshape(n)
+
+        def tensor(array: np.ndarray) -> th.Tensor:
+            return th.as_tensor(array, dtype=th.float32, device=self.device)
+
+        return obs, (tensor(hidden), tensor(cell)), tensor(starts)
+
+    def learn(
+        self: SelfAveragingRecurrentPPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "AveragingRecurrentPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfAveragingRecurrentPPO:
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)

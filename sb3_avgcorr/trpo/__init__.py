@@ -1,0 +1,3 @@
+from sb3_avgcorr.trpo.trpo import AveragingTRPO
+
+__all__ = ["AveragingTRPO"]
