@@ -1,4 +1,4 @@
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stable_baselines3 import A2C
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -13,11 +13,18 @@ class AveragingA2C(AveragingCorrection, A2C):
     A2C with the averaging correction of the discount-factor mismatch. Takes every argument of SB3's A2C, in the same order
     and with the same defaults, and the correction's as keywords. With ``correction=None`` it is SB3's A2C, to the bit.
 
-    A2C's rollouts are short and its updates many, so the correction is fitted with one pass a rollout by default.
+    A2C's rollouts are short and its updates many, so by default the correction is fitted with one pass a rollout, and its
+    weights are divided by their mean over recent rollouts: the mean over a few steps in a row would take away what they say.
     """
 
-    def __init__(self, *args: Any, correction_epochs: int = 1, **kwargs: Any) -> None:
-        super().__init__(*args, correction_epochs=correction_epochs, **kwargs)
+    def __init__(
+        self,
+        *args: Any,
+        correction_epochs: int = 1,
+        normalize_correction: bool | Literal["running"] = "running",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, correction_epochs=correction_epochs, normalize_correction=normalize_correction, **kwargs)
 
     def learn(
         self: SelfAveragingA2C,

@@ -159,7 +159,7 @@ class AveragingCorrection(CriticLearningRate):
         self._last_episode_steps: np.ndarray | None = None
         # mean of f over the last rollout: what predict_correction() divides by
         self._mean_estimate: float | None = None
-        # mean of γ^t over recent rollouts: what "running" normalisation divides by
+        # mean of γ^t over recent rollouts: what the correction starts from, and "running" normalisation divides by
         self._mean_power = RunningMean(MEMORY)
         self._shrinkage = Shrinkage(MEMORY)
         super().__init__(*args, **kwargs)
@@ -340,8 +340,7 @@ class AveragingCorrection(CriticLearningRate):
         """
         buffer = self.rollout_buffer
         powers = buffer.discount_powers
-        if self.normalize_correction == "running":
-            self._mean_power.update(powers)
+        self._mean_power.update(powers)
         if self.correction == "averaging":
             assert rollout is not None
             weights = self._averaging_weights(rollout)
@@ -444,8 +443,7 @@ class AveragingCorrection(CriticLearningRate):
         update_learning_rate(optimizer, schedule(self._current_progress_remaining))
         parameters = (self._critic_layers if with_value else []) + (self._correction_parameters if correction else [])
         if correction:
-            assert net is not None
-            net.calibrate(float(rollout.powers.mean()))
+            self._calibrate(rollout.steps.size)
 
         returns = self._to_tensor(rollout.returns)
         if self.correction_coef is None:
@@ -483,6 +481,19 @@ class AveragingCorrection(CriticLearningRate):
             self.logger.record("correction/loss", float(th.stack(losses).mean()))
             if self.correction_average is not None:
                 self.correction_average.update_parameters(cast(CorrectionNetwork, net))
+
+    def _calibrate(self, n_samples: int) -> None:
+        """
+        Until the mean of γ^t is known from enough samples (the first short rollouts hold only the first steps of episodes),
+        let the correction follow it, faster than its fit would.
+
+        :param n_samples: number of samples of the rollout
+        """
+        if self._mean_power.count - n_samples < CALIBRATION_SAMPLES:
+            assert self.correction_net is not None
+            shift = self.correction_net.calibrate(self._mean_power.value)
+            if self.correction_average is not None:
+                cast(CorrectionNetwork, self.correction_average.module).shift(shift)
 
     def _to_tensor(self, array: np.ndarray) -> th.Tensor:
         return th.as_tensor(array.reshape(-1), dtype=th.float32, device=self.device)
@@ -560,6 +571,9 @@ OWN_STATE = ("correction_net", "correction_average", "correction_optimizer")
 
 #: number of samples over which the correction forgets earlier rollouts
 MEMORY = 15_000.0
+
+#: number of samples from which the mean of γ^t is known well enough
+CALIBRATION_SAMPLES = 2_048
 
 
 def _slice(inputs: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:

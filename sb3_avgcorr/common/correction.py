@@ -145,8 +145,9 @@ class RunningMean:
 
 def parameter_average(memory: float, n_samples: int) -> Callable[[th.Tensor, th.Tensor, th.Tensor | int], th.Tensor]:
     """
-    How to average the correction's parameters over fits (for torch's ``AveragedModel``): all alike at first, then with
-    a memory of some samples. A fit follows the few episodes of its rollout; the average forgets which ones they were.
+    How to average the correction's parameters over fits (for torch's ``AveragedModel``): at first over the later half of
+    them or so, then with a memory of some samples. A fit follows the few episodes of its rollout; the average forgets which
+    ones they were.
 
     :param memory: number of samples over which earlier fits are forgotten by a factor e
     :param n_samples: number of samples of a rollout
@@ -155,7 +156,7 @@ def parameter_average(memory: float, n_samples: int) -> Callable[[th.Tensor, th.
     least = -np.expm1(-n_samples / memory)
 
     def average(averaged: th.Tensor, current: th.Tensor, n_fits: th.Tensor | int) -> th.Tensor:
-        return th.lerp(averaged, current, max(1.0 / (int(n_fits) + 1), least))
+        return th.lerp(averaged, current, max(2.0 / (int(n_fits) + 2), least))
 
     return average
 
@@ -235,7 +236,7 @@ class CorrectionNetwork(nn.Module):
     - ``"mse"``: f = softplus(z) / scale, squared error of softplus(z) against scale·γ^t, as in the paper, whose ReLU
       can die (output 0 everywhere, no gradient); softplus cannot.
 
-    The output starts constant, at the mean of the first targets (:meth:`calibrate`): no correction until one is learned.
+    The output starts constant, at the mean of the targets (:meth:`calibrate`): no correction until one is learned.
 
     :param input_dim: size of the input
     :param net_arch: sizes of the network's own hidden layers
@@ -244,7 +245,7 @@ class CorrectionNetwork(nn.Module):
     :param scale: factor of the target under ``"mse"``
     """
 
-    calibrated: th.Tensor
+    calibration: th.Tensor
 
     def __init__(
         self, input_dim: int, net_arch: list[int], activation_fn: type[nn.Module], loss: CorrectionLoss, scale: float = 1.0
@@ -256,7 +257,7 @@ class CorrectionNetwork(nn.Module):
         self.head = nn.Linear(net_arch[-1] if net_arch else input_dim, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.register_buffer("calibrated", th.tensor(False))
+        self.register_buffer("calibration", th.tensor(0.0))
 
     def forward(self, inputs: th.Tensor) -> th.Tensor:
         """
@@ -284,19 +285,28 @@ class CorrectionNetwork(nn.Module):
         return F.mse_loss(F.softplus(z), self.scale * targets)
 
     @th.no_grad()
-    def calibrate(self, mean_target: float) -> None:
+    def shift(self, amount: float) -> None:
         """
-        Before the first fit, set the output's bias so that f is the mean target everywhere.
+        :param amount: what to add to z
+        """
+        self.head.bias.add_(amount)
+
+    @th.no_grad()
+    def calibrate(self, mean_target: float) -> float:
+        """
+        Shift the output's bias so that a constant f follows the mean target; the first time it is set to it.
 
         :param mean_target: mean of the targets y
+        :return: the shift
         """
-        if self.calibrated:
-            return
         if self.loss_name == "bce":
             mean = float(np.clip(mean_target, 1e-6, 1.0 - 1e-6))
-            self.head.bias.fill_(np.log(mean / (1.0 - mean)))
+            bias = np.log(mean / (1.0 - mean))
         else:
             # inverse of softplus, in the form that does not overflow
             mean = max(self.scale * mean_target, 1e-6)
-            self.head.bias.fill_(mean + np.log(-np.expm1(-mean)))
-        self.calibrated.fill_(True)
+            bias = mean + np.log(-np.expm1(-mean))
+        shift = float(bias - self.calibration)
+        self.shift(shift)
+        self.calibration.fill_(bias)
+        return shift
