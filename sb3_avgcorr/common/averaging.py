@@ -63,8 +63,7 @@ class AveragingCorrection(CriticLearningRate):
     :param correction_scale: factor of γ^t under ``"mse"``
     :param correction_lambda: λ of the regression's targets: 1: γ^t, as in the paper; less: bootstrapped, with less variance
     :param correction_coef: weight of the correction's loss beside the value loss when shared;
-        ``None``: beside the value loss divided by what it was when the rollout was collected, so that the size of the rewards
-        does not matter
+        ``None``: 1, beside a value loss scaled to a tenth at most, so that the size of the rewards does not matter
     :param correction_learning_rate: learning rate of the fit, can be a function of the remaining progress;
         ``None``: the algorithm's
     :param correction_epochs: passes over the rollout that fit the correction (shared: jointly with the value loss)
@@ -157,9 +156,10 @@ class AveragingCorrection(CriticLearningRate):
         self.correction_optimizer = None
         # t of the observation that the next rollout begins with, as SB3's _last_episode_starts
         self._last_episode_steps: np.ndarray | None = None
-        # mean of f over the last rollout: what predict_correction() divides by
+        # mean of f over the last rollout, or over recent ones: what it is divided by
         self._mean_estimate: float | None = None
-        # mean of γ^t over recent rollouts: what the correction starts from, and "running" normalisation divides by
+        self._running_estimate = RunningMean(MEMORY)
+        # mean of γ^t over recent rollouts: what the correction starts from
         self._mean_power = RunningMean(MEMORY)
         self._shrinkage = Shrinkage(MEMORY)
         super().__init__(*args, **kwargs)
@@ -344,10 +344,10 @@ class AveragingCorrection(CriticLearningRate):
         if self.correction == "averaging":
             assert rollout is not None
             weights = self._averaging_weights(rollout)
-        elif self.normalize_correction is False:
+        elif not self.normalize_correction:
             weights = powers
         elif self.normalize_correction == "running":
-            weights = self._divided_by_mean(powers)
+            weights = powers / self._mean_power.value
         else:
             # γ^t relative to the largest: the same after normalisation, and not all vanish however long the episode
             weights = ratio(np.power(self.gamma, buffer.episode_steps - buffer.episode_steps.min()))
@@ -372,7 +372,11 @@ class AveragingCorrection(CriticLearningRate):
         shape = rollout.steps.shape
         estimates = self._estimates(features).reshape(shape)
         if self.correction_shrinkage:
-            self._shrinkage.update(self._divided_by_mean(estimates), self._divided_by_mean(rollout.powers), rollout.steps)
+            if self.normalize_correction == "running":
+                scaled = estimates / (self._mean_estimate or self._mean_power.value), rollout.powers / self._mean_power.value
+            else:
+                scaled = ratio(estimates), ratio(rollout.powers)
+            self._shrinkage.update(*scaled, rollout.steps)
         if self.correction_order == "before":
             self._fit(rollout, features, self.correction_epochs, correction=True)
             estimates = self._estimates(features).reshape(shape)
@@ -380,20 +384,16 @@ class AveragingCorrection(CriticLearningRate):
         if not finite.all():
             warnings.warn("The correction's estimate is not finite; samples where it is not are weighed by 1.", stacklevel=2)
             estimates = np.where(finite, estimates, estimates[finite].mean() if finite.any() else 1.0)
-        self._mean_estimate = self._mean_power.value if self.normalize_correction == "running" else float(estimates.mean())
+        self._running_estimate.update(estimates)
+        self._mean_estimate = (
+            self._running_estimate.value if self.normalize_correction == "running" else float(estimates.mean())
+        )
         self.logger.record("correction/explained_variance", explained_variance(estimates.flatten(), rollout.powers.flatten()))
-        weights = self._divided_by_mean(estimates)
+        weights = estimates / self._mean_estimate if self._mean_estimate > 0.0 else np.ones_like(estimates)
         if self.correction_shrinkage:
             self.logger.record("correction/shrinkage", self._shrinkage.factor)
             weights = self._shrinkage(weights)
         return weights if self.normalize_correction else self._mean_estimate * weights
-
-    def _divided_by_mean(self, estimates: np.ndarray) -> np.ndarray:
-        """
-        :param estimates: f(s) or γ^t over the rollout
-        :return: the same as a ratio with mean 1: over the rollout, or in the long run (E[f] = E[γ^t])
-        """
-        return estimates / self._mean_power.value if self.normalize_correction == "running" else ratio(estimates)
 
     # The fit
 
@@ -447,9 +447,10 @@ class AveragingCorrection(CriticLearningRate):
 
         returns = self._to_tensor(rollout.returns)
         if self.correction_coef is None:
-            # Both losses about 1, whatever the size of the rewards: the value loss, not the correction's, is scaled, for
-            # Adam does not follow gradients of sparse rewards' size.
-            value_coef, coef = 1.0 / max(rollout.value_loss, 1e-12), 1.0
+            # The value loss is made small beside the correction's whatever the size of the rewards (the algorithm's own
+            # update trains the critic as well); it, not the correction's, is scaled, for Adam does not follow gradients of
+            # sparse rewards' size.
+            value_coef, coef = 0.1 / max(rollout.value_loss, float(rollout.returns.var()), 0.1), 1.0
         else:
             value_coef, coef = 1.0, self.correction_coef
         n_samples = len(features)

@@ -13,6 +13,7 @@ Time runs along the first axis of every array, environments along the second.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -139,8 +140,8 @@ class RunningMean:
 
     @property
     def value(self) -> float:
-        """The mean; 1 before the first sample."""
-        return self.sum / self.count if self.count > 0.0 else 1.0
+        """The mean; 1 as long as there is none to divide by."""
+        return self.sum / self.count if self.sum > 0.0 else 1.0
 
 
 def parameter_average(memory: float, n_samples: int) -> Callable[[th.Tensor, th.Tensor, th.Tensor | int], th.Tensor]:
@@ -153,12 +154,11 @@ def parameter_average(memory: float, n_samples: int) -> Callable[[th.Tensor, th.
     :param n_samples: number of samples of a rollout
     :return: the function that takes one more fit into the average
     """
-    least = -np.expm1(-n_samples / memory)
+    return partial(_average, least=-np.expm1(-n_samples / memory))
 
-    def average(averaged: th.Tensor, current: th.Tensor, n_fits: th.Tensor | int) -> th.Tensor:
-        return th.lerp(averaged, current, max(2.0 / (int(n_fits) + 2), least))
 
-    return average
+def _average(averaged: th.Tensor, current: th.Tensor, n_fits: th.Tensor | int, *, least: float) -> th.Tensor:
+    return th.lerp(averaged, current, max(2.0 / (int(n_fits) + 2), least))
 
 
 def effective_sample_size(weights: np.ndarray) -> float:

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from sb3_avgcorr.common.averaging import AveragingCorrection
 
 #: methods of the policy whose work the lean collection does in its own way
-REPLACED_POLICY_METHODS = ("forward", "extract_features", "get_distribution", "_get_action_dist_from_latent")
+REPLACED_POLICY_METHODS = (
+    "forward",
+    "extract_features",
+    "get_distribution",
+    "_get_action_dist_from_latent",
+    "evaluate_actions",
+    "predict_values",
+)
 
 #: rows evaluated at once after a rollout: enough to be efficient, few enough for images
 EVALUATION_BATCH = 512
@@ -114,9 +121,8 @@ def collects_fast(model: AveragingCorrection, algorithm: type[OnPolicyAlgorithm]
         not model.use_sde
         and _unchanged(algorithm, OnPolicyAlgorithm, "collect_rollouts")
         and isinstance(model.policy, ActorCriticPolicy)
-        and _unchanged(
-            type(model.policy), ActorCriticPolicy, "forward", "get_distribution", "evaluate_actions", "predict_values"
-        )
+        and _unchanged(type(model.policy), ActorCriticPolicy, *REPLACED_POLICY_METHODS)
+        and type(model.policy.action_dist) in SAMPLERS
         and model.rollout_buffer.lean
     )
 
