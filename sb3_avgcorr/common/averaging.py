@@ -372,11 +372,9 @@ class AveragingCorrection(CriticLearningRate):
         shape = rollout.steps.shape
         estimates = self._estimates(features).reshape(shape)
         if self.correction_shrinkage:
-            if self.normalize_correction == "running":
-                scaled = estimates / (self._mean_estimate or self._mean_power.value), rollout.powers / self._mean_power.value
-            else:
-                scaled = ratio(estimates), ratio(rollout.powers)
-            self._shrinkage.update(*scaled, rollout.steps)
+            # over recent rollouts: one alone may hold only early or only late steps of its episodes
+            mean = self._mean_power.value
+            self._shrinkage.update(estimates / mean, rollout.powers / mean, rollout.steps)
         if self.correction_order == "before":
             self._fit(rollout, features, self.correction_epochs, correction=True)
             estimates = self._estimates(features).reshape(shape)
