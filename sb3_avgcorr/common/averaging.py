@@ -372,9 +372,9 @@ class AveragingCorrection(CriticLearningRate):
         shape = rollout.steps.shape
         estimates = self._estimates(features).reshape(shape)
         if self.correction_shrinkage:
-            # over recent rollouts: one alone may hold only early or only late steps of its episodes
-            mean = self._mean_power.value
-            self._shrinkage.update(estimates / mean, rollout.powers / mean, rollout.steps)
+            # both divided by their means over recent rollouts: one alone may hold only early or only late steps
+            forecast = estimates / (self._running_estimate.value if self._running_estimate.count > 0.0 else estimates.mean())
+            self._shrinkage.update(forecast, rollout.powers / self._mean_power.value, rollout.steps)
         if self.correction_order == "before":
             self._fit(rollout, features, self.correction_epochs, correction=True)
             estimates = self._estimates(features).reshape(shape)
