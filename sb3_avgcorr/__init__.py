@@ -10,6 +10,7 @@ from sb3_avgcorr.envs import register_envs
 from sb3_avgcorr.ppo import AveragingPPO
 
 if TYPE_CHECKING:
+    from sb3_avgcorr.diagnostics import CorrectionDiagnosticsCallback, diagnose
     from sb3_avgcorr.ppo_mask import AveragingMaskablePPO
     from sb3_avgcorr.ppo_recurrent import AveragingRecurrentPPO
     from sb3_avgcorr.trpo import AveragingTRPO
@@ -25,25 +26,30 @@ __all__ = [
     "AveragingPPO",
     "AveragingRecurrentPPO",
     "AveragingTRPO",
+    "CorrectionDiagnosticsCallback",
     "__version__",
+    "diagnose",
 ]
 
 register_envs()
 
-# Loaded when asked for: they stand on sb3-contrib, which the bare install does not need.
-_ON_CONTRIB = {
-    "AveragingMaskablePPO": "sb3_avgcorr.ppo_mask",
-    "AveragingRecurrentPPO": "sb3_avgcorr.ppo_recurrent",
-    "AveragingTRPO": "sb3_avgcorr.trpo",
+# Loaded when asked for: they stand on packages that the bare install does not need.
+_LAZY = {
+    "AveragingMaskablePPO": ("sb3_avgcorr.ppo_mask", "contrib"),
+    "AveragingRecurrentPPO": ("sb3_avgcorr.ppo_recurrent", "contrib"),
+    "AveragingTRPO": ("sb3_avgcorr.trpo", "contrib"),
+    "CorrectionDiagnosticsCallback": ("sb3_avgcorr.diagnostics", "experiments"),
+    "diagnose": ("sb3_avgcorr.diagnostics", "experiments"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ON_CONTRIB:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, extra = _LAZY[name]
     try:
-        return getattr(import_module(_ON_CONTRIB[name]), name)
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name != "sb3_contrib":
+        if (error.name or "").startswith("sb3_avgcorr"):
             raise
-        raise ImportError(f'{name} needs sb3-contrib: pip install "sb3-avgcorr[contrib]"') from error
+        raise ImportError(f'{name} needs {error.name}: pip install "sb3-avgcorr[{extra}]"') from error
