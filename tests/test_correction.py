@@ -268,13 +268,14 @@ def test_running_mean() -> None:
     assert mean.value == pytest.approx(6.0 * np.exp(-0.2) / (2.0 * np.exp(-0.2) + 2.0))
 
 
-def test_parameters_are_averaged_alike_at_first_then_with_a_memory() -> None:
+def test_later_fits_weigh_more_at_first_then_there_is_a_memory() -> None:
     average = parameter_average(memory=40.0, n_samples=10)
     fits = [th.tensor([4.0]), th.tensor([2.0]), th.tensor([0.0])]
     mean = fits[0]
     for n_fits, fit in enumerate(fits[1:], start=1):
         mean = average(mean, fit, th.tensor(n_fits))
-    assert mean.item() == pytest.approx(2.0)
+    # weights 1 : 2 : 3
+    assert mean.item() == pytest.approx((1 * 4.0 + 2 * 2.0 + 3 * 0.0) / 6)
     # 1 - e^(-10/40) of the newest after many
     assert average(th.zeros(1), th.ones(1), 1000).item() == pytest.approx(1.0 - np.exp(-0.25))
 
@@ -292,8 +293,13 @@ def test_network_starts_at_the_mean(loss: Any, net_arch: list[int], mean: float,
     assert net(inputs).shape == (7,)
     net.calibrate(mean)
     np.testing.assert_allclose(net.estimates(net(inputs)).detach().numpy(), mean, rtol=1e-3)
-    net.calibrate(0.9)
-    np.testing.assert_allclose(net.estimates(net(inputs)).detach().numpy(), mean, rtol=1e-3, err_msg="only once")
+    # what it learned since stays when the mean moves
+    net.shift(0.5)
+    before = net(inputs).detach()
+    shift = net.calibrate(0.9)
+    np.testing.assert_allclose(net(inputs).detach(), before + shift, rtol=1e-4, atol=1e-4)
+    net.shift(-0.5)
+    np.testing.assert_allclose(net.estimates(net(inputs)).detach().numpy(), 0.9, rtol=1e-3)
 
 
 @pytest.mark.parametrize("loss", ["bce", "mse"])
