@@ -488,7 +488,7 @@ def error(model: Any, length: int = 20) -> float:
         ({}, 8000),
         ({"correction_network": "shared"}, 20_000),  # slower, for the critic pulls at the same layers
         ({"correction_loss": "mse", "correction_scale": 10.0, "correction_lambda": 1.0}, 6000),
-        ({"correction_order": "after", "correction_averaging": False}, 5000),
+        ({"correction_order": "after", "correction_averaging": False}, 8000),
     ],
     ids=["default", "shared", "mse", "after"],
 )

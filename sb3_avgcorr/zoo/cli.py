@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "all-plots": ("sb3_avgcorr.zoo.commands", "all_plots", "compare evaluations of several runs, and store them"),
     "plot-from-file": ("sb3_avgcorr.zoo.commands", "plot_from_file", "plots and rliable statistics of what all-plots stored"),
     "record-video": ("sb3_avgcorr.zoo.commands", "record_video", "a video of a trained agent"),
+    "diagnose": ("sb3_avgcorr.diagnostics.cli", "main", "does my task suffer from the mismatch?"),
     "push-to-hub": ("sb3_avgcorr.zoo.commands", "push_to_hub", "share a trained agent on the Hugging Face hub"),
 }
 

@@ -1,0 +1,175 @@
+"""What the paper's small experiments share: claims with intervals, curves with bands, and the files a run leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.figure import Figure
+
+#: line colours, the same agent the same colour in every figure
+COLOURS = {
+    "biased": "#4d9a3a",
+    "power": "#3a6fb0",
+    "averaging": "#e07b1f",
+    "separate": "#8b4fa8",
+    "reference shared": "#999999",
+    "reference separate": "#c0a0d0",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """
+    Something the run was to show, and what it showed.
+
+    :param claim: in words
+    :param holds: whether it did; None: not decided by this run
+    :param mean: the figure it rests on, over seeds
+    :param low: lower end of its 95 % interval
+    :param high: upper end
+    """
+
+    claim: str
+    holds: bool | None
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def row(self) -> str:
+        """The claim as a row of a Markdown table."""
+        verdict = {True: "yes", False: "**no**", None: "not decided"}[self.holds]
+        return f"| {self.claim} | {self.mean:.3g} ({self.low:.3g} to {self.high:.3g}) | {verdict} |"
+
+
+def interval(values: npt.ArrayLike, resamples: int = 5000) -> tuple[float, float, float]:
+    """
+    Mean over runs and its 95 % percentile-bootstrap interval.
+
+    :param values: one figure a run
+    :param resamples: number of bootstrap resamples
+    :return: mean, lower end, upper end
+    """
+    x = np.asarray(values, dtype=np.float64).ravel()
+    draws = np.random.default_rng(0).integers(len(x), size=(resamples, len(x)))
+    low, high = np.percentile(x[draws].mean(axis=1), [2.5, 97.5])
+    return float(x.mean()), float(low), float(high)
+
+
+def curves(
+    frame: pd.DataFrame,
+    *,
+    x: str,
+    y: str,
+    line: str,
+    panel: str | None = None,
+    seed: str = "seed",
+    ylabel: str = "",
+    ylim: tuple[float, float] | None = None,
+    log: bool = False,
+    hline: float | None = None,
+) -> Figure:
+    """
+    Mean over seeds with a 95 % bootstrap band, one line a value of ``line``, one panel a value of ``panel``.
+
+    :param frame: long table
+    :param x: column of the horizontal axis
+    :param y: column of the vertical axis
+    :param line: column that tells lines apart
+    :param panel: column that tells panels apart
+    :param seed: column of the runs
+    :param ylabel: label of the vertical axis
+    :param ylim: its limits
+    :param log: logarithmic vertical axis
+    :param hline: height of a grey line to compare with
+    """
+    panels = [None] if panel is None else list(dict.fromkeys(frame[panel]))
+    figure = Figure(figsize=(1.2 + 3.6 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    lines = list(dict.fromkeys(frame[line]))
+    for axis, value in zip(axes, panels, strict=True):
+        part = frame if panel is None else frame[frame[panel] == value]
+        for name in lines:
+            wide = part[part[line] == name].pivot_table(index=x, columns=seed, values=y)
+            if wide.empty:
+                continue
+            middle = wide.mean(axis=1)
+            (drawn,) = axis.plot(wide.index, middle, label=str(name), color=COLOURS.get(str(name)))
+            if wide.shape[1] > 1:
+                bands = np.array([interval(row[~np.isnan(row)], 500)[1:] for row in wide.to_numpy()])
+                axis.fill_between(wide.index, bands[:, 0], bands[:, 1], color=drawn.get_color(), alpha=0.2, linewidth=0)
+        if hline is not None:
+            axis.axhline(hline, color="0.7", linewidth=0.8, zorder=0)
+        axis.set_xlabel(x)
+        axis.set_title("" if panel is None else f"{panel} = {value}" if not isinstance(value, str) else value, fontsize=10)
+        if ylim is not None:
+            axis.set_ylim(*ylim)
+        if log:
+            axis.set_yscale("log")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(ylabel or y)
+    axes[-1].legend(frameon=False, fontsize=9)
+    return figure
+
+
+def write(
+    out: Path,
+    name: str,
+    title: str,
+    note: str,
+    frame: pd.DataFrame,
+    figure: Figure,
+    claims: Sequence[Claim],
+    extra: Mapping[str, pd.DataFrame] | None = None,
+) -> dict[str, Any]:
+    """
+    Leave ``name.csv``, ``name.png`` and ``name.md`` in a directory.
+
+    :param out: the directory
+    :param name: name of the experiment
+    :param title: heading of the report
+    :param note: settings, in a sentence
+    :param frame: the figures
+    :param figure: the picture
+    :param claims: what was to be shown
+    :param extra: further tables, by file name
+    :return: name, claims (as dicts), whether all hold, the report's text, and the files
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    files = {"csv": out / f"{name}.csv", "png": out / f"{name}.png", "md": out / f"{name}.md"}
+    frame.to_csv(files["csv"], index=False, float_format="%.6g")
+    figure.savefig(files["png"], dpi=120)
+    for key, table in (extra or {}).items():
+        files[key] = out / f"{key}.csv"
+        table.to_csv(files[key], index=False, float_format="%.6g")
+    report = "\n".join(
+        [
+            f"# {title}",
+            "",
+            note,
+            "",
+            f"![{title}]({name}.png)",
+            "",
+            "| claim | mean over seeds (95 % interval) | holds |",
+            "|---|---|---|",
+            *(claim.row for claim in claims),
+            "",
+            f"Made by `python -m sb3_avgcorr.experiments.{name} --out DIR`; every figure is in `{name}.csv`.",
+            "",
+        ]
+    )
+    files["md"].write_text(report, encoding="utf-8")
+    decided = [claim.holds for claim in claims if claim.holds is not None]
+    return {
+        "experiment": name,
+        "claims": [asdict(claim) for claim in claims],
+        "holds": all(decided),
+        "report": report,
+        "files": {key: str(path) for key, path in files.items()},
+    }
