@@ -119,7 +119,7 @@ class Estimate(NamedTuple):
 
     c: Array  # ĉ(s) of every state
     emphasis: Array  # of every state in the last buffer, summing to 1
-    milliseconds: float  # per rollout
+    milliseconds: float  # of processor time per rollout
 
 
 def learned(mdp: FiniteMDP, samples: Any, n_steps: int, n_envs: int, seed: int, options: dict[str, Any]) -> Estimate:
@@ -129,12 +129,12 @@ def learned(mdp: FiniteMDP, samples: Any, n_steps: int, n_envs: int, seed: int, 
     for rollout in rollouts(samples, n_steps):
         fill(model, mdp, rollout)
         model.policy.set_training_mode(False)
-        begin = time.perf_counter()
+        begin = time.process_time()
         held = model._rollout()
         model._weights(held)
         if model.correction_order == "after":
             model._fit(held, model._features(held), model.correction_epochs, correction=True)
-        spent, count = spent + time.perf_counter() - begin, count + 1
+        spent, count = spent + time.process_time() - begin, count + 1
     c = predicted_correction(model, mdp)
     weights = c[rollout.states[:n_steps]]
     return Estimate(c, _emphasis(rollout.states[:n_steps], weights, mdp.n_states), 1e3 * spent / count)
@@ -255,7 +255,7 @@ def report(frame: pd.DataFrame, command: str) -> str:
         spent = options.groupby("estimator", sort=False)["ms_per_rollout"].mean()
         heads = [f"{case}, γ {gamma}" for case, gamma in wide.columns]
         lines += ["## Options, each changed alone (12 rollouts of 2048 steps)", ""]
-        lines += [f"| option | {' | '.join(heads)} | ms a rollout |", "|---" * (len(heads) + 2) + "|"]
+        lines += [f"| option | {' | '.join(heads)} | CPU ms a rollout |", "|---" * (len(heads) + 2) + "|"]
         for name, row in wide.iterrows():
             lines.append(f"| {name} | {' | '.join(f'{x:.2f}' for x in row)} | {spent[name]:.0f} |")
         lines.append("")
