@@ -69,7 +69,16 @@ def run(
         "none, above 1 is harm. "
         "Bands: 95 % bootstrap intervals of the mean."
     )
-    return write(Path(out), "bias_ratio", "Bias ratio on DotReacher", note, frame, figure, claims)
+    return write(
+        Path(out),
+        "bias_ratio",
+        "Bias ratio on DotReacher",
+        note,
+        frame,
+        figure,
+        claims,
+        arguments=f"--seeds {seeds} --steps {steps}",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

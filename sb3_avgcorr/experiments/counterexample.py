@@ -245,7 +245,17 @@ def run(
         f"γ = {', '.join(map(str, gammas))}; {seeds} seeds; {steps} steps; θ starts at {theta}; {gradient} gradient; "
         "settings of the paper's table, true action values at the γ asked for, softplus output."
     )
-    return write(Path(out), "counterexample", "The counterexample", note, frame, figure, claims, extra)
+    return write(
+        Path(out),
+        "counterexample",
+        "The counterexample",
+        note,
+        frame,
+        figure,
+        claims,
+        extra,
+        f"--seeds {seeds} --steps {steps}",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

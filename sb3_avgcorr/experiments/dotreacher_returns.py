@@ -53,7 +53,16 @@ def run(out: Path | str, *, seeds: int = 10, steps: int = 40_000, start: Any = "
         "shared correction network (it gives none for the other two), so only the weights differ. The shortest way to the "
         "centre earns about -3.7 an episode. Bands: 95 % bootstrap intervals of the mean."
     )
-    return write(Path(out), "dotreacher_returns", "Returns on DotReacher", note, frame, figure, claims)
+    return write(
+        Path(out),
+        "dotreacher_returns",
+        "Returns on DotReacher",
+        note,
+        frame,
+        figure,
+        claims,
+        arguments=f"--seeds {seeds} --steps {steps}",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

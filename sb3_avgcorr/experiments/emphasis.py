@@ -127,7 +127,16 @@ def run(
         f"paper's settings; {seeds} seed(s), {buffers} buffers of {buffer_size} samples at each checkpoint. The head is the "
         "run's own, untouched by the buffers. Intervals are over checkpoints, which are not independent."
     )
-    return write(Path(out), "emphasis", "Bias and variance of the emphasis", note, frame, figure, claims)
+    return write(
+        Path(out),
+        "emphasis",
+        "Bias and variance of the emphasis",
+        note,
+        frame,
+        figure,
+        claims,
+        arguments=f"--seeds {seeds} --steps {steps}",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -127,6 +127,7 @@ def write(
     figure: Figure,
     claims: Sequence[Claim],
     extra: Mapping[str, pd.DataFrame] | None = None,
+    arguments: str = "",
 ) -> dict[str, Any]:
     """
     Leave ``name.csv``, ``name.png`` and ``name.md`` in a directory.
@@ -139,6 +140,7 @@ def write(
     :param figure: the picture
     :param claims: what was to be shown
     :param extra: further tables, by file name
+    :param arguments: command-line arguments that repeat the run
     :return: name, claims (as dicts), whether all hold, the report's text, and the files
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -160,7 +162,7 @@ def write(
             "|---|---|---|",
             *(claim.row for claim in claims),
             "",
-            f"Made by `python -m sb3_avgcorr.experiments.{name} --out DIR`; every figure is in `{name}.csv`.",
+            f"Made by `python -m sb3_avgcorr.experiments.{name} --out DIR{' ' * bool(arguments)}{arguments}`; every figure is in `{name}.csv`.",
             "",
         ]
     )
