@@ -150,6 +150,7 @@ def write(
     for key, table in (extra or {}).items():
         files[key] = out / f"{key}.csv"
         table.to_csv(files[key], index=False, float_format="%.6g")
+    command = f"python -m sb3_avgcorr.experiments.{name} --out DIR {arguments}".rstrip()
     report = "\n".join(
         [
             f"# {title}",
@@ -162,7 +163,7 @@ def write(
             "|---|---|---|",
             *(claim.row for claim in claims),
             "",
-            f"Made by `python -m sb3_avgcorr.experiments.{name} --out DIR{' ' * bool(arguments)}{arguments}`; every figure is in `{name}.csv`.",
+            f"Made by `{command}`; every figure is in `{name}.csv`.",
             "",
         ]
     )
