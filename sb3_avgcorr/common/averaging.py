@@ -117,8 +117,8 @@ class AveragingCorrection(CriticLearningRate):
         correction_scale: float = 1.0,
         correction_lambda: float = 0.8,
         correction_coef: float | None = None,
-        correction_learning_rate: float | Schedule | None = 4e-3,
-        correction_epochs: int = 8,
+        correction_learning_rate: float | Schedule | None = 6e-3,
+        correction_epochs: int = 5,
         correction_batch_size: int | None = 512,
         correction_order: Literal["before", "after"] = "before",
         correction_averaging: bool = True,
@@ -311,7 +311,7 @@ class AveragingCorrection(CriticLearningRate):
         if weights is not None:
             buffer.advantages = buffer.advantages * weights
 
-        with self._without_own_normalization(), fast.without_validation() if self._fast_applies else nullcontext():
+        with self._without_own_normalization(), fast.lean_training(self.policy) if self._fast_applies else nullcontext():
             super().train()
 
         if rollout is not None:
@@ -402,7 +402,7 @@ class AveragingCorrection(CriticLearningRate):
         """
         n_samples = rollout.steps.size
         # An extractor with layers (a CNN) is evaluated piece by piece, to need no more memory than SB3's own update.
-        size = 256 if any(True for _ in self.policy.vf_features_extractor.parameters()) else n_samples
+        size = 64 if fast.has_parameters(self.policy.vf_features_extractor) else n_samples
         pieces = [
             critic_features(self.policy, *_slice(rollout.critic_inputs, slice(start, start + size)))
             for start in range(0, n_samples, size)
@@ -417,12 +417,13 @@ class AveragingCorrection(CriticLearningRate):
         :return: f(s), shape (n,)
         """
         assert self.correction_net is not None
-        if self.correction_network == "shared":
-            features = self.policy.mlp_extractor.forward_critic(features)
         net: Any = self.correction_net
         if averaged and self.correction_average is not None and self.correction_average.n_averaged > 0:
             net = self.correction_average
-        return self.correction_net.estimates(net(features)).cpu().numpy()
+        shared = self.correction_network == "shared"
+        # piece by piece: hidden layers of a long rollout would need more memory than all of SB3
+        latents = (self.policy.mlp_extractor.forward_critic(x) if shared else x for x in features.split(fast.EVALUATION_BATCH))
+        return th.cat([self.correction_net.estimates(net(latent)) for latent in latents]).cpu().numpy()
 
     def _fit(self, rollout: Rollout, features: th.Tensor, epochs: int, *, correction: bool) -> None:
         """
