@@ -33,6 +33,7 @@ class Claim:
     :param mean: the figure it rests on, over seeds
     :param low: lower end of its 95 % interval
     :param high: upper end
+    :param decides: False: a figure for the table, which claims nothing
     """
 
     claim: str
@@ -40,11 +41,12 @@ class Claim:
     mean: float
     low: float
     high: float
+    decides: bool = True
 
     @property
     def row(self) -> str:
         """The claim as a row of a Markdown table."""
-        verdict = {True: "yes", False: "**no**", None: "not decided"}[self.holds]
+        verdict = {True: "yes", False: "**no**", None: "not decided" if self.decides else ""}[self.holds]
         return f"| {self.claim} | {self.mean:.3g} ({self.low:.3g} to {self.high:.3g}) | {verdict} |"
 
 
@@ -159,7 +161,7 @@ def write(
             "",
             f"![{title}]({name}.png)",
             "",
-            "| claim | mean over seeds (95 % interval) | holds |",
+            "| claim or figure | mean over seeds (95 % interval) | holds |",
             "|---|---|---|",
             *(claim.row for claim in claims),
             "",
