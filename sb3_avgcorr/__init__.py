@@ -10,6 +10,7 @@ from sb3_avgcorr.envs import register_envs
 from sb3_avgcorr.ppo import AveragingPPO
 
 if TYPE_CHECKING:
+    from sb3_avgcorr.common.policies import AsymmetricActorCriticPolicy
     from sb3_avgcorr.diagnostics import CorrectionDiagnosticsCallback, diagnose
     from sb3_avgcorr.ppo_mask import AveragingMaskablePPO
     from sb3_avgcorr.ppo_recurrent import AveragingRecurrentPPO
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BAC",
+    "AsymmetricActorCriticPolicy",
     "AveragingA2C",
     "AveragingBAC",
     "AveragingCorrection",
@@ -33,8 +35,9 @@ __all__ = [
 
 register_envs()
 
-# Loaded when asked for: they stand on packages that the bare install does not need.
+# Loaded when asked for: rarely needed, or standing on packages that the bare install does not have.
 _LAZY = {
+    "AsymmetricActorCriticPolicy": ("sb3_avgcorr.common.policies", "contrib"),
     "AveragingMaskablePPO": ("sb3_avgcorr.ppo_mask", "contrib"),
     "AveragingRecurrentPPO": ("sb3_avgcorr.ppo_recurrent", "contrib"),
     "AveragingTRPO": ("sb3_avgcorr.trpo", "contrib"),

@@ -16,7 +16,9 @@ register_envs()
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_runs(env_id: str) -> None:
-    model = AveragingPPO("MlpPolicy", gym.make(env_id), n_steps=256, batch_size=64, n_epochs=2, seed=0, device="cpu")
+    env = gym.make(env_id)
+    policy = "MultiInputPolicy" if isinstance(env.observation_space, gym.spaces.Dict) else "MlpPolicy"
+    model = AveragingPPO(policy, env, n_steps=256, batch_size=64, n_epochs=2, seed=0, device="cpu")
     model.learn(512)
     assert np.isfinite(model.correction_weights).all()
     assert model.num_timesteps == 512

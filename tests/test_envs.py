@@ -23,7 +23,7 @@ register_envs()
 
 SIMULATED = [env_id for env_id in ENV_IDS if "Mass" in env_id or "Sparse" in env_id or "UR5" in env_id]
 SPARSE = ["avgcorr/SparseReacherEasy-v0", "avgcorr/SparseReacherHard-v0"]
-LIMITS = {"TwoState": 20, "DotReacher": 500, "PointMass": 1000, "Sparse": 10_000, "UR5": 100}
+LIMITS = {"TwoState": 20, "DotReacher": 500, "PointMass": 1000, "Sparse": 10_000, "UR5": 100, "LongTail": None}
 
 
 def run_python(code: str, **env: str) -> "subprocess.CompletedProcess[str]":

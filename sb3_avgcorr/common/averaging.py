@@ -32,6 +32,7 @@ from sb3_avgcorr.common.correction import (
 )
 from sb3_avgcorr.common.critic import CriticLearningRate, critic_features, critic_layers
 from sb3_avgcorr.common.interface import check_hyperparameters, corrected_algorithm, documented_parameters, joint_signature
+from sb3_avgcorr.common.lean_update import fused_adam_step
 
 
 class Rollout(NamedTuple):
@@ -456,6 +457,7 @@ class AveragingCorrection(CriticLearningRate):
         size = n_samples if self.correction_batch_size is None else min(self.correction_batch_size, n_samples)
         targets = self._to_tensor(rollout.powers)
         losses: list[th.Tensor] = []
+        step = fused_adam_step(optimizer) or optimizer.step
         for _ in range(epochs):
             if correction and self.correction_lambda < 1.0:
                 estimates = self._estimates(features, averaged=False).reshape(rollout.steps.shape)
@@ -473,7 +475,7 @@ class AveragingCorrection(CriticLearningRate):
                     losses.append(correction_loss.detach())
                 for parameter, gradient in zip(parameters, th.autograd.grad(loss, parameters), strict=True):
                     parameter.grad = gradient
-                optimizer.step()
+                step()
         # SB3 must not find our gradients in the critic's parameters.
         for parameter in parameters:
             parameter.grad = None

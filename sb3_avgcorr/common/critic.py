@@ -63,12 +63,16 @@ def critic_layers(policy: ActorCriticPolicy) -> list[nn.Parameter]:
     :return: parameters in the policy's own order
     """
     parameters = [p for p in policy.parameters() if p.requires_grad]
-    features = th.zeros(1, getattr(policy, "lstm_output_dim", policy.features_dim), device=policy.device)
+
+    def features(extractor: Any) -> th.Tensor:
+        return th.zeros(1, getattr(policy, "lstm_output_dim", extractor.features_dim), device=policy.device)
+
     was_training = policy.training
     policy.set_training_mode(False)  # nothing may be drawn or counted by dropout or batch normalisation
     with th.enable_grad():
-        of_critic = _reached(policy.value_net(policy.mlp_extractor.forward_critic(features)), parameters)
-        of_actor = _reached(policy.mlp_extractor.forward_actor(features), parameters)
+        critic = policy.mlp_extractor.forward_critic(features(policy.vf_features_extractor))
+        actor = policy.mlp_extractor.forward_actor(features(policy.pi_features_extractor))
+        of_critic, of_actor = _reached(policy.value_net(critic), parameters), _reached(actor, parameters)
     policy.set_training_mode(was_training)
     return [p for p in parameters if p in of_critic - of_actor]
 

@@ -37,7 +37,7 @@ def lean_update(policy: BasePolicy, *, evaluation: bool) -> Iterator[None]:
     log_prob_and_entropy = EVALUATIONS.get(type(getattr(policy, "action_dist", None)))
     if evaluation and isinstance(policy, ActorCriticPolicy) and log_prob_and_entropy is not None:
         replaced.append((policy, "evaluate_actions", _evaluate_actions(policy, log_prob_and_entropy)))
-    step = _fused_adam_step(optimizer)
+    step = fused_adam_step(optimizer)
     if step is not None:
         replaced.append((optimizer, "step", step))
     for owner, name, function in replaced:
@@ -92,7 +92,7 @@ def _evaluate_actions(policy: ActorCriticPolicy, log_prob_and_entropy: Callable[
     return evaluate_actions
 
 
-def _fused_adam_step(optimizer: th.optim.Optimizer) -> Callable[[], None] | None:
+def fused_adam_step(optimizer: th.optim.Optimizer) -> Callable[[], None] | None:
     """
     :param optimizer: an optimiser
     :return: the step of a fused Adam, its tensors collected once; None if the optimiser is another one, has a hook, or has not
