@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENV = "MountainCarContinuous-v0"
 ROLLOUT = 4000
 SOLVED = 80.0
+HELD = 3  # rollouts in a row, so that a lucky one does not count
 # The critic of a variant without a correction network is fitted in passes of its own, as long and as fast as in averaging's.
 EQUAL = ["critic_epochs:80", "critic_learning_rate:0.0044"]
 
@@ -46,7 +47,7 @@ VARIANTS: dict[tuple[str, str], tuple[str, list[str]]] = {
 
 class ReturnPerRollout(BaseCallback):
     """
-    Writes the mean return of the episodes that ended in each rollout, and ends a run that is solved.
+    Writes the mean return of the episodes that ended in each rollout, and ends a run that has held its solution for a while.
 
     :param path: file for the returns
     :param at_least: steps to run in any case
@@ -69,15 +70,17 @@ class ReturnPerRollout(BaseCallback):
 
     @property
     def solved(self) -> bool:
-        return first_above(self.curve) is not None
+        return first_above(self.curve, HELD) is not None
 
 
-def first_above(curve: list[float | None]) -> int | None:
+def first_above(curve: list[float | None], held: int = 1) -> int | None:
     """
     :param curve: mean return per rollout
-    :return: steps after which it was above 80 for the first time
+    :param held: rollouts in a row
+    :return: steps after which it was above 80 for the first time, and in the following rollouts, too
     """
-    return next((ROLLOUT * (i + 1) for i, value in enumerate(curve) if value is not None and value > SOLVED), None)
+    above = [value is not None and value > SOLVED for value in curve]
+    return next((ROLLOUT * (i + 1) for i in range(len(above) - held + 1) if all(above[i : i + held])), None)
 
 
 def run(settings: str, variant: str, seed: int, folder: Path, steps: int, at_least: int) -> None:
@@ -112,16 +115,22 @@ def run(settings: str, variant: str, seed: int, folder: Path, steps: int, at_lea
     )
 
 
-def read_runs(folder: Path, reference: Path | None) -> dict[tuple[str, str], dict[int, list[float | None]]]:
+def read_runs(folder: Path, reference: Path | None, at_least: int) -> dict[tuple[str, str], dict[int, list[float | None]]]:
     """
+    Runs that were broken off count as far as they came, if that is far enough: a run ends early when it is solved, so leaving
+    out the unfinished ones would leave out the failures.
+
     :return: curves by (settings, variant) and seed
     """
     curves: dict[tuple[str, str], dict[int, list[float | None]]] = defaultdict(dict)
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*.part")) + sorted(folder.glob("*.json")):
         settings, variant, seed = path.stem.split("_")
-        curves[settings, variant][int(seed)] = json.loads(path.read_text())
-    # Averaging is the same run in both comparisons.
-    curves["equal", "averaging"] = curves.get(("own", "averaging"), {})
+        curve = json.loads(path.read_text())
+        if path.suffix == ".json" or ROLLOUT * len(curve) >= at_least:
+            curves[settings, variant][int(seed)] = curve
+    # Averaging is the same run in both comparisons; alone it is none.
+    if any(settings == "equal" for settings, _ in curves):
+        curves["equal", "averaging"] = curves.get(("own", "averaging"), {})
     if reference is not None:
         data = json.loads(reference.read_text())
         assert data["steps_per_point"] == ROLLOUT
@@ -155,8 +164,8 @@ def write(curves: dict[tuple[str, str], dict[int, list[float | None]]], output: 
     shown = [s for s in titles if any(settings == s and seeds for (settings, _), seeds in curves.items())]
     figure = Figure(figsize=(4.2 * len(shown), 3.4), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
-    print("| settings | algorithm | steps until the mean return of a rollout is above 80, by seed | solved within 60k |")
-    print("|---|---|---|---|")
+    print(f"| settings | algorithm | first rollout above 80, by seed | within 60k | from where it stayed so {HELD} rollouts |")
+    print("|---|---|---|---|---|")
     for axis, settings in zip(axes, shown, strict=True):
         for color, variant in enumerate(names):
             seeds = curves.get((settings, variant), {})
@@ -164,14 +173,11 @@ def write(curves: dict[tuple[str, str], dict[int, list[float | None]]], output: 
                 x = ROLLOUT * np.arange(1, len(curve) + 1)
                 y = np.array([np.nan if value is None else value for value in curve])
                 axis.plot(x / 1000, y, color=f"C{color}", alpha=0.7, linewidth=1.2, label=names[variant] if i == 0 else None)
-            firsts = [first_above(curve) for _, curve in sorted(seeds.items())]
-            ends = [ROLLOUT * len(curve) for _, curve in sorted(seeds.items())]
-            cells = [
-                f"{first // 1000}k" if first else f"not in {end // 1000}k" for first, end in zip(firsts, ends, strict=True)
-            ]
-            soon = sum(first is not None and first <= 60_000 for first in firsts)
-            if seeds:
-                print(f"| {titles[settings]} | `{names[variant]}` | {', '.join(cells)} | {soon} of {len(seeds)} |")
+            found = [curve for _, curve in sorted(seeds.items())]
+            soon = sum((first_above(curve) or np.inf) <= 60_000 for curve in found)
+            if found:
+                cells = [", ".join(_when(curve, held) for curve in found) for held in (1, HELD)]
+                print(f"| {titles[settings]} | `{names[variant]}` | {cells[0]} | {soon} of {len(found)} | {cells[1]} |")
         axis.axhline(SOLVED, color="0.4", linewidth=0.8, linestyle="--")
         axis.set_title(titles[settings], fontsize=10)
         axis.set_xlabel("thousand steps")
@@ -179,6 +185,13 @@ def write(curves: dict[tuple[str, str], dict[int, list[float | None]]], output: 
     axes[0].set_ylabel("mean return of a rollout's episodes")
     axes[0].legend(fontsize=8)
     figure.savefig(output.with_suffix(".png"), dpi=110)
+
+
+def _when(curve: list[float | None], held: int) -> str:
+    first = first_above(curve, held)
+    if first is None and curve[-1] is not None and curve[-1] > SOLVED:
+        return f"above 80 at its end, {ROLLOUT * len(curve) // 1000}k"
+    return f"{first // 1000}k" if first else f"not in {ROLLOUT * len(curve) // 1000}k"
 
 
 def main() -> None:
@@ -198,7 +211,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:  # each job waits for a process of its own
         list(pool.map(lambda job: run(*job, folder, args.steps, args.at_least), jobs))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write(read_runs(folder, args.reference), args.out)
+    write(read_runs(folder, args.reference, args.at_least), args.out)
 
 
 if __name__ == "__main__":
