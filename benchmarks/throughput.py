@@ -5,7 +5,8 @@ Steps per second of AveragingPPO against SB3's PPO (and SBX's, if installed), co
     python benchmarks/throughput.py --only main     # CartPole and HalfCheetah with 1, 8 and 16 environments
 
 The contestants take turns, one rollout each, in processes of their own that wait while another works; figures are medians
-over the repeats, ratios are to SB3 in the same turn. Writes benchmarks/results/throughput.{md,csv}.
+over the repeats, ratios are to SB3 in the same turn. Times are processor time of a process with one thread, which other work
+on the machine disturbs less than the clock on the wall. Writes benchmarks/results/throughput.{md,csv}.
 """
 
 import argparse
@@ -126,19 +127,19 @@ def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
     pipe.send("ready")
     while pipe.recv() == "go":
         fit_seconds[0] = 0.0
-        start = time.perf_counter()
+        start = time.process_time()
         model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
-        collected = time.perf_counter()
+        collected = time.process_time()
         model.train()
-        pipe.send((collected - start, time.perf_counter() - collected, fit_seconds[0]))
+        pipe.send((collected - start, time.process_time() - collected, fit_seconds[0]))
     pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def timed(function: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         function(*args, **kwargs)
-        seconds[0] += time.perf_counter() - start
+        seconds[0] += time.process_time() - start
 
     return wrapper
 

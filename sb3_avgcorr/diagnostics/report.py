@@ -1,7 +1,5 @@
 """What a diagnosis found, in words, as a table and as a page."""
 
-import base64
-import html
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sb3_avgcorr.common import page
 from sb3_avgcorr.diagnostics.estimates import Estimate
 from sb3_avgcorr.diagnostics.gradient import GradientComparison
 
@@ -169,47 +168,22 @@ class DiagnosisReport:
         if history:
             figures["training.png"] = "Along training"
             plot_history(history, folder / "training.png")
-        page = folder / "report.html"
-        page.write_text(self._page({title: (folder / name).read_bytes() for name, title in figures.items()}))
-        return page
+        path = folder / "report.html"
+        path.write_text(self._page({title: (folder / name).read_bytes() for name, title in figures.items()}))
+        return path
 
     def _page(self, figures: dict[str, bytes]) -> str:
-        def cells(row: tuple[str, ...]) -> str:
-            return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-
-        table = [cells(row) for row in [*self.rows(), ("weights: min · 5 % · median · 95 % · max", self.spread(), "")]]
-        images = [
-            f'<figure><img alt="{html.escape(title)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-            f"<figcaption>{html.escape(title)}</figcaption></figure>"
-            for title, png in figures.items()
+        rows = [*self.rows(), ("weights: min · 5 % · median · 95 % · max", self.spread(), "")]
+        body = [
+            page.text(f"Discount-factor mismatch: {self.env}", "h1"),
+            page.text(self.heading()),
+            page.text(self.verdict, css=f"verdict {self.severity}"),
+            page.text(self.advice),
+            *(page.text(note, css="note") for note in self.notes),
+            page.table(("measure", "value", "95 % interval"), rows),
+            *(page.figure(title, png) for title, png in figures.items()),
         ]
-        notes = [f"<p class=note>{html.escape(note)}</p>" for note in self.notes]
-        return "\n".join(
-            [
-                "<!doctype html>",
-                f'<html lang="en"><head><meta charset="utf-8"><title>{html.escape(self.env)}: discount mismatch</title>',
-                f"<style>{STYLE}</style></head><body>",
-                f"<h1>Discount-factor mismatch: {html.escape(self.env)}</h1>",
-                f"<p>{html.escape(self.heading())}</p>",
-                f'<p class="verdict {self.severity}">{html.escape(self.verdict)}</p>',
-                f"<p>{html.escape(self.advice)}</p>",
-                *notes,
-                "<table><tr><th>measure</th><th>value</th><th>95 % interval</th></tr>",
-                *table,
-                "</table>",
-                *images,
-                "</body></html>\n",
-            ]
-        )
-
-
-STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
-table{border-collapse:collapse;margin:1.5rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #ddd;text-align:left}
-td+td{font-variant-numeric:tabular-nums}figure{margin:2rem 0}img{max-width:100%}figcaption{color:#666;font-size:.9rem}
-.verdict{padding:.7rem 1rem;border-left:.4rem solid #999;background:#f5f5f5}.negligible{border-color:#3a8f5b}
-.moderate{border-color:#d9962b}.large{border-color:#c2432f}.note{color:#666}
-"""
+        return page.page(f"{self.env}: discount mismatch", body)
 
 
 def _grade(value: float, moderate: float, large: float) -> Severity:

@@ -18,6 +18,7 @@ COLOURS = {
     "power": "#3a6fb0",
     "averaging": "#e07b1f",
     "separate": "#8b4fa8",
+    "geometric": "#a03050",
     "reference shared": "#999999",
     "reference separate": "#c0a0d0",
 }
@@ -76,6 +77,7 @@ def curves(
     ylim: tuple[float, float] | None = None,
     log: bool = False,
     hline: float | None = None,
+    share_y: bool = True,
 ) -> Figure:
     """
     Mean over seeds with a 95 % bootstrap band, one line a value of ``line``, one panel a value of ``panel``.
@@ -90,10 +92,11 @@ def curves(
     :param ylim: its limits
     :param log: logarithmic vertical axis
     :param hline: height of a grey line to compare with
+    :param share_y: whether the panels have the same vertical axis
     """
     panels = [None] if panel is None else list(dict.fromkeys(frame[panel]))
     figure = Figure(figsize=(1.2 + 3.6 * len(panels), 3.4), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=share_y)[0]
     lines = list(dict.fromkeys(frame[line]))
     for axis, value in zip(axes, panels, strict=True):
         part = frame if panel is None else frame[frame[panel] == value]

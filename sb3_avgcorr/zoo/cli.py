@@ -15,6 +15,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plot-from-file": ("sb3_avgcorr.zoo.commands", "plot_from_file", "plots and rliable statistics of what all-plots stored"),
     "record-video": ("sb3_avgcorr.zoo.commands", "record_video", "a video of a trained agent"),
     "diagnose": ("sb3_avgcorr.diagnostics.cli", "main", "does my task suffer from the mismatch?"),
+    "compare": ("sb3_avgcorr.experiments.compare", "main", "does a correction help on my task?"),
+    "reproduce": ("sb3_avgcorr.experiments.reproduce", "main", "an experiment of the paper, and what becomes of its claim"),
     "push-to-hub": ("sb3_avgcorr.zoo.commands", "push_to_hub", "share a trained agent on the Hugging Face hub"),
 }
 

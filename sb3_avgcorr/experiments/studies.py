@@ -1,0 +1,463 @@
+"""
+The paper's training experiments as lists of runs, and its claims about them, judged by intervals.
+
+Every study is made twice: each variant with the settings the paper tuned for it ("own"), as the paper has it, and all
+variants with the settings of the averaging one ("equal"), which is the fair test of the correction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from sb3_avgcorr.experiments.compare import Settings, variant
+from sb3_avgcorr.experiments.jobs import Job, Result
+from sb3_avgcorr.experiments.report import curves, interval
+from sb3_avgcorr.experiments.runner import Outcome, run_jobs
+from sb3_avgcorr.experiments.statistics import areas, curve, difference, finals
+from sb3_avgcorr.zoo.config import paper_config, read_yaml
+
+Array = npt.NDArray[np.float64]
+Verdict = Literal["supported", "contradicted", "cannot tell"]
+
+#: what the names of each variant's algorithms begin with, in the order of tables and plots
+VARIANTS = {"none": "", "power": "power_", "averaging": "averaging_"}
+#: points of a learning curve
+POINTS = 40
+#: "as good as": not worse by more than this part of the other's return
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    :param env: id of the environment
+    :param steps: environment steps of the small run; the full one has what the paper's file says
+    :param family: ``"ppo"`` or ``"bac"``
+    """
+
+    env: str
+    steps: int
+    family: str = "ppo"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """
+    What the paper says of two variants.
+
+    :param text: in our words
+    :param first: a variant
+    :param is_: what it is to the second, by the mean return over training (``"area"``) or at its end (``"final"``)
+    :param second: another variant
+    :param measure: ``"area"`` or ``"final"``
+    :param envs: where; none: on every task of the study
+    """
+
+    text: str
+    first: str
+    is_: Literal["better than", "as good as", "worse than"]
+    second: str
+    measure: Literal["area", "final"] = "area"
+    envs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """
+    :param title: heading of its page
+    :param figure: where the paper has it
+    :param tasks: what is trained
+    :param expectations: what the paper says of it
+    :param seeds: seeds of the small run; the paper has 10
+    :param what: undiscounted or discounted returns
+    :param gammas: discount factors to put in place of the settings' own; none: these
+    :param note: what a reader should know
+    :param borrowed: other tasks, whose settings (the averaging variant's) are used in place of the task's own; the best of
+        them, by the mean return over training, counts for a variant
+    """
+
+    title: str
+    figure: str
+    tasks: tuple[Task, ...]
+    expectations: tuple[Expectation, ...]
+    seeds: int = 3
+    what: Literal["return", "discounted"] = "return"
+    gammas: tuple[float, ...] = ()
+    note: str = ""
+    borrowed: tuple[str, ...] = ()
+
+    @property
+    def comparisons(self) -> tuple[Settings, ...]:
+        """Borrowed settings are the same for every variant."""
+        return ("equal",) if self.borrowed else ("own", "equal")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of a study: the runs of a variant that differ by their seed alone."""
+
+    settings: Settings
+    task: Task
+    gamma: float | None
+    variant: str
+    settings_of: str = ""  # the task they were tuned for, if not this one
+
+
+def job_of(cell: Cell, seed: int, steps: int) -> Job:
+    """
+    :param cell: the cell
+    :param seed: the seed
+    :param steps: environment steps
+    """
+    family = cell.task.family
+    hyperparams: dict[str, Any] = {}
+    if cell.settings_of:
+        hyperparams = {k: v for k, v in _averaging_entry(family, cell.settings_of).items() if k != "n_timesteps"}
+    if cell.gamma is not None:
+        hyperparams["gamma"] = cell.gamma
+    name = VARIANTS[cell.variant] + family
+    algo, hyperparams = variant(name, cell.task.env, cell.settings, paper=True, hyperparams=hyperparams)
+    return Job(algo, cell.task.env, seed, steps, label=cell.variant, paper=True, hyperparams=hyperparams)
+
+
+def _averaging_entry(family: str, env: str) -> dict[str, Any]:
+    """The paper's settings of the averaging variant."""
+    return read_yaml(paper_config(f"averaging_{family}"))[env]
+
+
+def cells_of(study: Study) -> list[Cell]:
+    """
+    :param study: the study
+    :return: its cells
+    """
+    return [
+        Cell(settings, task, gamma, variant, settings_of)
+        for settings in study.comparisons
+        for task in study.tasks
+        for gamma in study.gammas or (None,)
+        for settings_of in study.borrowed or ("",)
+        for variant in VARIANTS
+    ]
+
+
+def plan(study: Study, *, full: bool, seeds: int | None = None, steps: int | None = None) -> dict[Cell, list[Job]]:
+    """
+    :param study: the study
+    :param full: the paper's size
+    :param seeds: number of seeds, if not the size's own
+    :param steps: environment steps, if not the size's own
+    :return: the runs of every cell
+    """
+    if seeds is None:
+        seeds = 10 if full else study.seeds
+    planned = {}
+    for cell in cells_of(study):
+        length = steps or cell.task.steps
+        if full and steps is None:
+            length = int(_averaging_entry(cell.task.family, cell.task.env)["n_timesteps"])
+        first = job_of(cell, 0, length)
+        planned[cell] = [replace(first, seed=seed) for seed in range(seeds)]
+    return planned
+
+
+def judge(expectation: Expectation, a: Array, b: Array) -> tuple[Verdict, tuple[float, float, float]]:
+    """
+    :param expectation: what the paper says
+    :param a: figures of its first variant
+    :param b: figures of its second
+    :return: the verdict, and the difference it rests on
+    """
+    estimate = difference(a, b)
+    point, low, high = estimate.value, estimate.low, estimate.high
+    if expectation.is_ == "better than":
+        yes, no = low > 0.0, high < 0.0
+    elif expectation.is_ == "worse than":
+        yes, no = high < 0.0, low > 0.0
+    else:
+        margin = MARGIN * abs(float(np.mean(b)))
+        yes, no = low > -margin, high < -margin
+    return "supported" if yes else "contradicted" if no else "cannot tell", (point, low, high)
+
+
+def run_study(
+    name: str,
+    study: Study,
+    out: Path,
+    *,
+    full: bool = False,
+    seeds: int | None = None,
+    steps: int | None = None,
+    runs: Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+) -> dict[str, Any]:
+    """
+    Make the runs that are missing, and leave ``name.md``, ``name.csv`` and a figure for each comparison.
+
+    :param name: name of the study, as on the command line
+    :param study: the study
+    :param out: where the report goes
+    :param full: the paper's size
+    :param seeds: number of seeds, if not the size's own
+    :param steps: environment steps, if not the size's own
+    :param runs: where runs are kept; default: ``out/runs``
+    :param workers: processes at a time
+    :param ray: address of a Ray cluster; ``""``: one of this machine
+    :return: claims with their verdicts, the report and what failed
+    """
+    planned = plan(study, full=full, seeds=seeds, steps=steps)
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = list({job.name: job for group in planned.values() for job in group}.values())
+    outcome = run_jobs(jobs, runs or out / "runs", workers=workers, ray=ray)
+    frame, scores = tabulate(study, planned, outcome)
+    command = f"sb3-avgcorr reproduce {name}" + " --full" * full
+    command += "".join(f" --{key} {value}" for key, value in (("seeds", seeds), ("steps", steps)) if value is not None)
+    return _write(name, study, out, planned, frame, scores, outcome, command, full)
+
+
+def tabulate(
+    study: Study, planned: Mapping[Cell, Sequence[Job]], outcome: Outcome
+) -> tuple[pd.DataFrame, dict[Cell, dict[str, Array]]]:
+    """
+    :param study: the study
+    :param planned: the runs of every cell
+    :param outcome: what became of them
+    :return: the learning curves, a row for each point, and area and final return of every run by cell
+    """
+    by_name = {job.name: result for job, result in outcome.results.items()}
+    rows, scores = [], {}
+    for cell, jobs in planned.items():
+        found: list[tuple[Job, Result]] = [(job, by_name[job.name]) for job in jobs if job.name in by_name]
+        if not found:
+            continue
+        values = []
+        for job, result in found:
+            width = max(job.steps // POINTS, 1)
+            points = curve(result, width, job.steps, study.what)
+            values.append(points)
+            identity = {
+                "settings": cell.settings,
+                "task": cell.task.env,
+                "gamma": result.gamma,
+                "settings_of": cell.settings_of,
+                "variant": cell.variant,
+                "seed": job.seed,
+            }
+            steps_ = width * np.arange(1, len(points) + 1)
+            rows.append(pd.DataFrame({**identity, "step": steps_, study.what: points}))
+        table = np.array(values)
+        scores[cell] = {"area": areas(table), "final": finals(table)}
+    frame = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
+    return frame, _best(scores)
+
+
+def _best(scores: dict[Cell, dict[str, Array]]) -> dict[Cell, dict[str, Array]]:
+    """Of a variant's several settings those with the largest mean return over training."""
+    best: dict[tuple[Any, ...], Cell] = {}
+    for cell, values in scores.items():
+        place = (cell.settings, cell.task, cell.gamma, cell.variant)
+        if place not in best or values["area"].mean() > scores[best[place]]["area"].mean():
+            best[place] = cell
+    return {cell: scores[cell] for cell in best.values()}
+
+
+def _write(
+    name: str,
+    study: Study,
+    out: Path,
+    planned: Mapping[Cell, Sequence[Job]],
+    frame: pd.DataFrame,
+    scores: Mapping[Cell, Mapping[str, Array]],
+    outcome: Outcome,
+    command: str,
+    full: bool,
+) -> dict[str, Any]:
+    sizes = sorted({f"{cell.task.env} {jobs[0].steps:,} steps" for cell, jobs in planned.items()})
+    seeds = max(len(jobs) for jobs in planned.values())
+    lines = [
+        f"# {study.title}",
+        "",
+        f"{study.figure} of the paper. {'The paper’s size' if full else '**Smaller than the paper’s**'}: {seeds} seeds; "
+        + "; ".join(sizes)
+        + ". "
+        + study.note,
+        "",
+        f"Made by `{command}`; every curve is in `{name}.csv`.",
+        "",
+    ]
+    if not frame.empty:
+        frame.to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
+    explained = {"own": "each variant with the settings tuned for it", "equal": "all with the same settings"}
+    claims: list[dict[str, Any]] = []
+    for settings in study.comparisons:
+        part = frame[frame["settings"] == settings] if not frame.empty else frame
+        if part.empty:
+            continue
+        lines += [f"## {settings.capitalize()} settings: {explained[settings]}", ""]
+        image = f"{name}-{settings}.png"
+        panel = part["task"] + (" γ=" + part["gamma"].astype(str) if study.gammas else "")
+        colour = part["variant"].replace("none", "biased")
+        chosen = {(cell.task.env, cell.variant, cell.settings_of) for cell in scores if cell.settings == settings}
+        shown = [key in chosen for key in zip(part["task"], part["variant"], part["settings_of"], strict=True)]
+        picture = part.assign(panel=panel, agent=colour)[shown]
+        figure = curves(
+            picture, x="step", y=study.what, line="agent", panel="panel", ylabel=f"{study.what} of episodes", share_y=False
+        )
+        figure.savefig(out / image, dpi=110)
+        lines += [
+            f"![{study.title}, {settings} settings]({image})",
+            "",
+            "| task | variant | mean over training | at the end |",
+        ]
+        lines += ["|---|---|---|---|"]
+        for cell, values in scores.items():
+            if cell.settings == settings:
+                named = f"{cell.variant} (settings of {cell.settings_of})" if cell.settings_of else cell.variant
+                lines.append(f"| {_place(cell)} | {named} | {_shown(values['area'])} | {_shown(values['final'])} |")
+        rows = _judged(study, settings, scores)
+        claims += rows
+        lines += ["", "| the paper | task | difference (95 % Welch interval) | this run |", "|---|---|---|---|"]
+        for row in rows:
+            point, low, high = row["difference"]
+            lines.append(
+                f"| {row['claim']} | {row['task']} | {point:.3g} ({low:.3g} to {high:.3g}) | {_bold(row['verdict'])} |"
+            )
+        lines.append("")
+    for job, why in outcome.failed.items():
+        lines.append(f"Failed: {job.label} on {job.env}, seed {job.seed}: {why.strip().splitlines()[-1] if why else ''}")
+    report = "\n".join(lines).rstrip() + "\n"
+    (out / f"{name}.md").write_text(report, encoding="utf-8")
+    return {"experiment": name, "claims": claims, "report": report, "failed": list(outcome.failed.values())}
+
+
+def _judged(study: Study, settings: Settings, scores: Mapping[Cell, Mapping[str, Array]]) -> list[dict[str, Any]]:
+    at = {(cell.task.env, cell.gamma, cell.variant): cell for cell in scores if cell.settings == settings}
+    rows = []
+    for expectation in study.expectations:
+        for task in study.tasks:
+            if expectation.envs and task.env not in expectation.envs:
+                continue
+            for gamma in study.gammas or (None,):
+                pair = [at.get((task.env, gamma, variant)) for variant in (expectation.first, expectation.second)]
+                if pair[0] is None or pair[1] is None:
+                    continue
+                verdict, ends = judge(expectation, scores[pair[0]][expectation.measure], scores[pair[1]][expectation.measure])
+                rows.append(
+                    {
+                        "claim": expectation.text,
+                        "settings": settings,
+                        "task": _place(pair[0]),
+                        "verdict": verdict,
+                        "difference": ends,
+                    }
+                )
+    return rows
+
+
+def _place(cell: Cell) -> str:
+    return cell.task.env if cell.gamma is None else f"{cell.task.env}, γ = {cell.gamma}"
+
+
+def _shown(values: Array) -> str:
+    mean, low, high = interval(values)
+    return f"{mean:.4g} ({low:.4g} to {high:.4g})"
+
+
+def _bold(verdict: Verdict) -> str:
+    return f"**{verdict}**" if verdict == "contradicted" else verdict
+
+
+_CLASSIC = (
+    Task("CartPole-v1", 60_000, "bac"),
+    Task("Acrobot-v1", 60_000, "bac"),
+    Task("MountainCarContinuous-v0", 60_000, "bac"),
+)
+_MUJOCO = tuple(Task(f"{name}-v4", 60_000) for name in ("HalfCheetah", "Ant", "Walker2d", "Swimmer"))
+_DOMINATES = ("CartPole-v1", "MountainCarContinuous-v0")
+
+STUDIES: dict[str, Study] = {
+    "classic-control": Study(
+        "Batch actor-critic on classic control",
+        "Figure 3",
+        _CLASSIC,
+        (
+            Expectation("averaging learns faster than the original", "averaging", "better than", "none", "area", _DOMINATES),
+            Expectation("averaging learns faster than power", "averaging", "better than", "power", "area", _DOMINATES),
+            Expectation("averaging is as good as the original", "averaging", "as good as", "none", "area", ("Acrobot-v1",)),
+            Expectation(
+                "averaging ends higher than the original", "averaging", "better than", "none", "final", (_DOMINATES[1],)
+            ),
+        ),
+    ),
+    "mujoco": Study(
+        "PPO on MuJoCo",
+        "Figure 4",
+        _MUJOCO,
+        (
+            Expectation("power ends lower than the original", "power", "worse than", "none", "final"),
+            Expectation("averaging ends as high as the original", "averaging", "as good as", "none", "final"),
+            Expectation("averaging ends higher than power", "averaging", "better than", "power", "final"),
+        ),
+    ),
+    "mountaincar-pointmass": Study(
+        "PPO on MountainCarContinuous and PointMass",
+        "Figure 6",
+        (Task("MountainCarContinuous-v0", 120_000), Task("avgcorr/PointMassEasy-v0", 40_000)),
+        (
+            Expectation("averaging learns faster than the original", "averaging", "better than", "none"),
+            Expectation("averaging ends higher than the original", "averaging", "better than", "none", "final"),
+        ),
+    ),
+    "dm-reacher": Study(
+        "PPO on dm_control's reacher with sparse rewards",
+        "Appendix G.2",
+        (Task("avgcorr/SparseReacherEasy-v0", 60_000), Task("avgcorr/SparseReacherHard-v0", 60_000)),
+        (Expectation("averaging is as good as the original", "averaging", "as good as", "none"),),
+    ),
+    "ur5": Study(
+        "PPO on UR5 Reacher",
+        "Figure 5",
+        (Task("avgcorr/UR5Reacher-v0", 40_000),),
+        (
+            Expectation("averaging learns faster than the original", "averaging", "better than", "none"),
+            Expectation("power learns faster than the original", "power", "better than", "none"),
+        ),
+        note="Simulated here; the paper has a real arm.",
+    ),
+    "discounted": Study(
+        "Discounted returns",
+        "Appendix H",
+        (*_CLASSIC[:1], _CLASSIC[2], Task("HalfCheetah-v4", 40_000)),
+        (
+            Expectation("averaging learns faster than the original", "averaging", "better than", "none", "area", _DOMINATES),
+            Expectation("power ends lower than the original", "power", "worse than", "none", "final", ("HalfCheetah-v4",)),
+            Expectation(
+                "averaging ends as high as the original", "averaging", "as good as", "none", "final", ("HalfCheetah-v4",)
+            ),
+        ),
+        what="discounted",
+        gammas=(0.99, 0.993, 0.995),
+        note="The return of an episode, discounted from its start with the γ the agent was trained with.",
+    ),
+    "hyperparameter-transfer": Study(
+        "Three settings carried over to other tasks",
+        "Appendix G.1",
+        tuple(Task(f"{name}-v4", 40_000) for name in ("Walker2d", "InvertedDoublePendulum", "Swimmer", "Reacher")),
+        (
+            Expectation("averaging learns faster than the original", "averaging", "better than", "none"),
+            Expectation("averaging learns faster than power", "averaging", "better than", "power"),
+        ),
+        note=(
+            "The paper does not print its three settings, tuned on Hopper and Ant. Here: those it tuned for Ant, HalfCheetah "
+            "and PointMass, none of them on one of these tasks. Every variant gets all three, and its best counts."
+        ),
+        borrowed=("Ant-v4", "HalfCheetah-v4", "avgcorr/PointMassEasy-v0"),
+    ),
+}

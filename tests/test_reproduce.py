@@ -1,0 +1,175 @@
+"""The paper's experiments by name: what is run, and how claims are judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sb3_avgcorr.experiments import long_tail, studies
+from sb3_avgcorr.experiments.jobs import Episodes, Job, Result, settings_of
+from sb3_avgcorr.experiments.reproduce import EXPERIMENTS, main
+from sb3_avgcorr.experiments.runner import Outcome
+from sb3_avgcorr.experiments.studies import STUDIES, Expectation, judge, plan, run_study
+from sb3_avgcorr.zoo.cli import main as command_line
+from sb3_avgcorr.zoo.config import ZooError
+
+NAMED_BY_THE_ISSUE = {
+    "counterexample",
+    "bias",
+    "bias-ratio",
+    "dotreacher",
+    "classic-control",
+    "mujoco",
+    "mountaincar-pointmass",
+    "dm-reacher",
+    "ur5",
+    "distances",
+    "discounted",
+    "hyperparameter-transfer",
+}
+
+
+def test_every_experiment_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert EXPERIMENTS.keys() >= NAMED_BY_THE_ISSUE
+    assert command_line(["reproduce", "--list"]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert listed == EXPERIMENTS.keys()
+
+
+def test_unknown_name_and_bad_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["reproduce", "mujocco"]) == 2
+    assert "'mujoco'" in capsys.readouterr().err
+    with pytest.raises(ZooError, match="--seeds is 0"):
+        main(["ur5", "--seeds", "0"])
+
+
+@pytest.mark.parametrize(
+    "relation, shift, expected",
+    [
+        ("better than", 5.0, "supported"),
+        ("better than", -5.0, "contradicted"),
+        ("better than", 0.0, "cannot tell"),
+        ("worse than", -5.0, "supported"),
+        ("worse than", 5.0, "contradicted"),
+        ("worse than", 0.0, "cannot tell"),
+        ("as good as", 0.0, "supported"),
+        ("as good as", 5.0, "supported"),
+        ("as good as", -20.0, "contradicted"),
+        ("as good as", -10.0, "cannot tell"),
+    ],
+)
+def test_verdicts(relation: Any, shift: float, expected: str) -> None:
+    b = np.array([99.0, 100.0, 101.0, 100.0])
+    assert judge(Expectation("", "x", relation, "y"), b + shift, b)[0] == expected
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_run_of_a_study_has_settings(name: str) -> None:
+    """Each entry exists, passes the check against the algorithm's signature, and differs from the others as it should."""
+    for cell, jobs in plan(STUDIES[name], full=False, seeds=1).items():
+        settings = settings_of(jobs[0])
+        expected = None if cell.variant == "none" else cell.variant
+        if cell.settings == "equal":
+            assert settings.get("correction", "averaging") == expected
+        if cell.gamma is not None:
+            assert settings["gamma"] == cell.gamma
+        assert jobs[0].paper
+
+
+def test_equal_settings_differ_in_the_correction_alone() -> None:
+    planned = plan(STUDIES["mountaincar-pointmass"], full=False, seeds=2)
+    equal = {(c.task.env, c.variant): j for c, j in planned.items() if c.settings == "equal"}
+    own = {(c.task.env, c.variant): j for c, j in planned.items() if c.settings == "own"}
+    env = "MountainCarContinuous-v0"
+    # the same run serves both comparisons
+    assert [job.name for job in equal[env, "averaging"]] == [job.name for job in own[env, "averaging"]]
+    averaging, none = (settings_of(equal[env, variant][0]) for variant in ("averaging", "none"))
+    assert {key for key in none if none[key] != averaging.get(key, "missing")} == {
+        "correction",
+        "critic_epochs",
+        "critic_learning_rate",
+    }
+    # the passes that train the critic are as many and as fast
+    assert none["critic_epochs"] == averaging["correction_epochs"]
+    assert none["critic_learning_rate"] == averaging["correction_learning_rate"]
+    assert settings_of(own[env, "none"][0])["learning_rate"] != none["learning_rate"]
+
+
+def test_full_size_is_the_papers() -> None:
+    sizes = {cell.task.env: (len(jobs), jobs[0].steps) for cell, jobs in plan(STUDIES["mujoco"], full=True).items()}
+    assert set(sizes.values()) == {(10, 2_000_000)}
+    assert {len(jobs) for jobs in plan(STUDIES["mujoco"], full=False).values()} == {3}
+
+
+def made_up(job: Job, level: float) -> Result:
+    """A run of ten episodes, one a tenth of the steps."""
+    rng = np.random.default_rng(job.seed)
+    step = np.linspace(job.steps / 10, job.steps, 10).astype(np.int64)
+    returns = level + rng.normal(size=10)
+    episodes = Episodes(step, returns, 0.5 * returns, np.full(10, 5))
+    return Result(job, 0.99, episodes, episodes, {}, "")
+
+
+def outcome_of(level: dict[str, float], failing: str = "") -> Any:
+    def run_jobs(jobs: list[Job], folder: Path, **kwargs: Any) -> Outcome:
+        done = {job: made_up(job, level[job.label]) for job in jobs if job.label != failing}
+        return Outcome(done, {job: "Traceback\nValueError: no" for job in jobs if job.label == failing})
+
+    return run_jobs
+
+
+def test_study_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "run_jobs", outcome_of({"none": 10.0, "power": 50.0, "averaging": 30.0}))
+    result = run_study("ur5", STUDIES["ur5"], tmp_path)
+    verdicts = {(claim["claim"], claim["settings"]): claim["verdict"] for claim in result["claims"]}
+    assert set(verdicts.values()) == {"supported"}
+    assert len(verdicts) == 4
+    text = (tmp_path / "ur5.md").read_text()
+    assert "Smaller than the paper" in text
+    assert "`sb3-avgcorr reproduce ur5`" in text
+    for name in ("ur5.csv", "ur5-own.png", "ur5-equal.png"):
+        assert (tmp_path / name).stat().st_size > 500
+    assert result["failed"] == []
+
+
+def test_failed_runs_are_told_and_the_rest_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "run_jobs", outcome_of({"none": 30.0, "averaging": 10.0}, failing="power"))
+    result = run_study("ur5", STUDIES["ur5"], tmp_path)
+    assert {claim["verdict"] for claim in result["claims"]} == {"contradicted"}
+    assert len(result["failed"]) == 6  # three seeds with either settings
+    assert "ValueError: no" in result["report"]
+
+
+def test_best_of_the_borrowed_settings_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_jobs(jobs: list[Job], folder: Path, **kwargs: Any) -> Outcome:
+        level = {0.0003: 1.0, 0.0009: 5.0}  # Ant's learning rate, and the other two's
+        return Outcome({job: made_up(job, level[job.hyperparams["learning_rate"]]) for job in jobs})
+
+    monkeypatch.setattr(studies, "run_jobs", run_jobs)
+    result = run_study("hyperparameter-transfer", STUDIES["hyperparameter-transfer"], tmp_path)
+    rows = [line for line in result["report"].splitlines() if line.startswith("| Walker2d-v4 | averaging")]
+    assert len(rows) == 1
+    assert "settings of Ant" not in rows[0]
+
+
+def test_long_tail_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {"biased": 10.0, "power": 30.0, "averaging": 31.0, "geometric": 30.5}
+    monkeypatch.setattr(long_tail, "run_jobs", outcome_of(levels))
+    result = long_tail.run(tmp_path, tasks={"avgcorr/LongTail-v0": (0.0, 0.5)})
+    verdicts = {claim["claim"]: claim["verdict"] for claim in result["claims"] if claim["task"].endswith("0.5")}
+    assert verdicts["averaging has the higher discounted return than PPO"] == "supported"
+    assert (tmp_path / "long-tail-discounted.png").exists()
+    assert len((tmp_path / "long-tail.csv").read_text().splitlines()) == 1 + 2 * 4 * 3
+
+
+def test_long_tail_runs(tmp_path: Path) -> None:
+    """The real thing, small: four variants, evaluated on the task whose episodes have their full length."""
+    tasks = {"avgcorr/LongTail-v0": (0.2,)}
+    result = long_tail.run(tmp_path, seeds=1, steps=2000, tasks=tasks)
+    assert result["failed"] == []
+    lines = (tmp_path / "long-tail.csv").read_text().splitlines()
+    assert len(lines) == 5
+    assert all(abs(float(line.split(",")[-1])) > 0 for line in lines[1:])
