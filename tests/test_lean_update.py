@@ -13,7 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_avgcorr import AveragingPPO
-from sb3_avgcorr.common.lean_update import lean_update
+from sb3_avgcorr.common.lean_update import applied, lean_update, plain_layers
 
 ENVS = {"gaussian": "Pendulum-v1", "categorical": "CartPole-v1"}
 
@@ -151,3 +151,22 @@ def test_training_follows_sb3(env: str) -> None:
     lean.learn(192)
     for (name, a), b in zip(plain.policy.state_dict().items(), lean.policy.state_dict().values(), strict=True):
         th.testing.assert_close(a, b, rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_layers_as_functions_give_the_same_to_the_bit() -> None:
+    class Doubled(th.nn.Tanh):
+        def forward(self, x: th.Tensor) -> th.Tensor:
+            return 2.0 * super().forward(x)
+
+    hooked = th.nn.Linear(8, 8)
+    hooked.register_forward_hook(lambda module, inputs, output: output + 1.0)
+    net = th.nn.Sequential(
+        th.nn.Linear(5, 8), th.nn.Tanh(), th.nn.Sequential(th.nn.Linear(8, 8, bias=False), th.nn.ReLU()), Doubled(), hooked
+    )
+    x = th.randn(7, 5)
+    layers = plain_layers(net)
+    assert len(layers) == 6
+    assert th.equal(applied(layers, x), net(x))
+    with th.no_grad():
+        net[0].weight.mul_(-1.5)  # as an optimiser's step does, in place
+    assert th.equal(applied(layers, x), net(x))

@@ -25,13 +25,15 @@ from stable_baselines3.common.distributions import (
 )
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel, BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch.distributions import Distribution
 
 from sb3_avgcorr.common.correction import lambda_returns
-from sb3_avgcorr.common.lean_update import lean_update
+from sb3_avgcorr.common.lean_update import actor_layers, applied, lean_update
 
 if TYPE_CHECKING:
     from sb3_avgcorr.common.averaging import AveragingCorrection
@@ -117,18 +119,28 @@ SAMPLERS: dict[type, Callable[[ActorCriticPolicy, th.Tensor], th.Tensor]] = {
 }
 
 
-def sample_actions(policy: ActorCriticPolicy, observations: Any) -> tuple[np.ndarray, th.Tensor]:
+def sampler(policy: ActorCriticPolicy) -> Callable[[Any], tuple[np.ndarray, th.Tensor]]:
     """
-    Draw actions as ``policy.forward`` would, without its value and log-probability.
+    Something that draws actions as ``policy.forward`` would, without their values and log-probabilities.
 
     :param policy: the policy
-    :param observations: observations as tensors
-    :return: one action for each, and the features it was chosen by
+    :return: takes observations as tensors, and gives one action for each, and the features it was chosen by
     """
-    with th.inference_mode():
-        features = BaseModel.extract_features(policy, observations, policy.pi_features_extractor)
-        outputs = policy.action_net(policy.mlp_extractor.forward_actor(features))
-        return SAMPLERS[type(policy.action_dist)](policy, outputs).cpu().numpy(), features
+    draw, layers, space = SAMPLERS[type(policy.action_dist)], actor_layers(policy), policy.observation_space
+    # what preprocessing comes to for an observation of real numbers
+    plain = (
+        isinstance(space, spaces.Box) and not is_image_space(space) and type(policy.pi_features_extractor) is FlattenExtractor
+    )
+
+    def sample(observations: Any) -> tuple[np.ndarray, th.Tensor]:
+        with th.inference_mode():
+            if plain:
+                features = observations.float().flatten(1)
+            else:
+                features = BaseModel.extract_features(policy, observations, policy.pi_features_extractor)
+            return draw(policy, applied(layers, features)).cpu().numpy(), features
+
+    return sample
 
 
 def collects_fast(model: AveragingCorrection, algorithm: type[OnPolicyAlgorithm]) -> bool:
@@ -171,6 +183,7 @@ def collect_rollouts(
     callback.on_rollout_start()
 
     action_shape = (buffer.n_envs, buffer.action_dim)
+    sample = sampler(policy)
     keep_features = has_parameters(policy.pi_features_extractor)  # those of a CNN are not computed twice
     features: list[th.Tensor] = []
     truncated: list[tuple[int, int, Any]] = []  # (step, environment, terminal observation) to bootstrap from
@@ -178,7 +191,7 @@ def collect_rollouts(
     for n_steps in range(n_rollout_steps):
         last_obs: Any = model._last_obs
         obs_tensor = obs_as_tensor(last_obs, model.device)
-        actions, step_features = sample_actions(policy, obs_tensor)
+        actions, step_features = sample(obs_tensor)
         actions = actions.reshape(-1, *action_space.shape)  # type: ignore[misc]
         if keep_features:
             features.append(step_features)

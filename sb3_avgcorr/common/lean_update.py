@@ -9,15 +9,76 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch as th
+import torch.nn.functional as F
 from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.torch_layers import MlpExtractor
+from torch import nn
 from torch.optim.adam import adam
 
 LOG_2PI = math.log(2.0 * math.pi)
+Layer = Callable[[th.Tensor], th.Tensor]
+#: what the common layers do, without a module's call around it
+LAYERS: dict[type[nn.Module], Callable[[Any], Layer]] = {
+    nn.Linear: lambda layer: partial(F.linear, weight=layer.weight, bias=layer.bias),
+    nn.Tanh: lambda layer: th.tanh,
+    nn.ReLU: lambda layer: F.relu,
+}
 Evaluation = tuple[th.Tensor, th.Tensor, th.Tensor]
+
+
+def plain_layers(*modules: nn.Module) -> list[Layer]:
+    """
+    The layers of an MLP as functions, which for a small one take half the time of its modules: the same results, to the bit.
+    Whatever is not a plain layer (another class, or one with hooks) stays as it is. Valid until parameters are replaced.
+
+    :param modules: applied one after the other
+    """
+    layers: list[Layer] = []
+    for module in modules:
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if type(module) is nn.Sequential and not hooked:
+            layers += plain_layers(*module)
+        elif type(module) in LAYERS and not hooked:
+            layers.append(LAYERS[type(module)](module))
+        else:
+            layers.append(module)
+    return layers
+
+
+def applied(layers: Iterable[Layer], x: th.Tensor) -> th.Tensor:
+    """
+    :param layers: of :func:`plain_layers`
+    :param x: what the first one takes
+    :return: what the last one gives
+    """
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def actor_layers(policy: ActorCriticPolicy) -> list[Layer]:
+    """
+    :param policy: the policy
+    :return: what lies between the actor's features and the parameters of its distribution
+    """
+    own = type(policy.mlp_extractor).forward_actor is MlpExtractor.forward_actor
+    return plain_layers(policy.mlp_extractor.policy_net, policy.action_net) if own else [_whole_actor(policy)]
+
+
+def _whole_actor(policy: ActorCriticPolicy) -> Layer:
+    return lambda features: policy.action_net(policy.mlp_extractor.forward_actor(features))
+
+
+def _critic_layers(policy: ActorCriticPolicy) -> list[Layer]:
+    own = type(policy.mlp_extractor).forward_critic is MlpExtractor.forward_critic
+    if own:
+        return plain_layers(policy.mlp_extractor.value_net, policy.value_net)
+    return [lambda features: policy.value_net(policy.mlp_extractor.forward_critic(features))]
 
 
 @contextmanager
@@ -80,14 +141,13 @@ EVALUATIONS: dict[type, Callable[[ActorCriticPolicy, th.Tensor, th.Tensor], tupl
 
 def _evaluate_actions(policy: ActorCriticPolicy, log_prob_and_entropy: Callable[..., Any]) -> Callable[..., Evaluation]:
     """As ``ActorCriticPolicy.evaluate_actions``, without a distribution object."""
-    layers = policy.mlp_extractor
+    actor, critic = actor_layers(policy), _critic_layers(policy)
 
     def evaluate_actions(obs: Any, actions: th.Tensor) -> Evaluation:
         features: Any = policy.extract_features(obs)
         pi_features, vf_features = (features, features) if policy.share_features_extractor else features
-        outputs = policy.action_net(layers.forward_actor(pi_features))
-        log_prob, entropy = log_prob_and_entropy(policy, outputs, actions)
-        return policy.value_net(layers.forward_critic(vf_features)), log_prob, entropy
+        log_prob, entropy = log_prob_and_entropy(policy, applied(actor, pi_features), actions)
+        return applied(critic, vf_features), log_prob, entropy
 
     return evaluate_actions
 
