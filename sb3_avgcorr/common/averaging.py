@@ -423,8 +423,8 @@ class AveragingCorrection(CriticLearningRate):
             net = self.correction_average
         shared = self.correction_network == "shared"
         # piece by piece: hidden layers of a long rollout would need more memory than all of SB3
-        latents = (self.policy.mlp_extractor.forward_critic(x) if shared else x for x in features.split(fast.EVALUATION_BATCH))
-        return th.cat([self.correction_net.estimates(net(latent)) for latent in latents]).cpu().numpy()
+        latents = (self.policy.mlp_extractor.forward_critic(x) if shared else x for x in features.split(ESTIMATION_BATCH))
+        return self.correction_net.estimates(th.cat([net(latent) for latent in latents])).cpu().numpy()
 
     def _fit(self, rollout: Rollout, features: th.Tensor, epochs: int, *, correction: bool) -> None:
         """
@@ -576,6 +576,8 @@ MEMORY = 15_000.0
 
 #: number of samples from which the mean of γ^t is known well enough
 CALIBRATION_SAMPLES = 2_048
+#: rows the correction is evaluated on at once
+ESTIMATION_BATCH = 4096
 
 
 def _slice(inputs: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
