@@ -322,7 +322,7 @@ def when(condition: Callable[[], Any], action: Callable[[], None], seconds: floa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_killed_process_is_reported_and_resumed_by_the_next_runner(tmp_path: Path) -> None:
-    job, other = cartpole(0, 6144), cartpole(1, 256)
+    job, other = cartpole(0, 12288), cartpole(1, 256)
     checkpoint = tmp_path / job.name / CHECKPOINT
     killer = when(lambda: checkpoint.exists() and children_at(job), lambda: os.kill(children_at(job)[0], signal.SIGKILL))
     outcome = run_jobs([job, other], tmp_path, workers=2, progress=False)
@@ -441,7 +441,7 @@ def ray_workers(name: str) -> list[int]:
 
 def test_ray_gives_the_same_numbers_also_when_a_worker_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    jobs = [cartpole(0, 4096), cartpole(1, 512)]
+    jobs = [cartpole(0, 12288), cartpole(1, 512)]
     fails = cartpole(2, 512, hyperparams={**LIGHT, "gamma": 1.5})
     checkpoint = tmp_path / "ray" / jobs[0].name / CHECKPOINT
     killed = []
