@@ -181,7 +181,7 @@ def test_each_experiment_leaves_its_files(module: object, kwargs: dict[str, obje
     name = result["experiment"]
     assert {path.suffix for path in tmp_path.glob(f"{name}*")} == {".csv", ".png", ".md"}
     assert len(pd.read_csv(tmp_path / f"{name}.csv")) > 0
-    assert {"claim", "holds", "mean", "low", "high"} == set(result["claims"][0])
+    assert {"claim", "holds", "mean", "low", "high", "decides"} == set(result["claims"][0])
 
 
 # Reports

@@ -173,3 +173,12 @@ def test_long_tail_runs(tmp_path: Path) -> None:
     lines = (tmp_path / "long-tail.csv").read_text().splitlines()
     assert len(lines) == 5
     assert all(abs(float(line.split(",")[-1])) > 0 for line in lines[1:])
+
+
+def test_only_some_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "run_jobs", outcome_of({"none": 10.0, "power": 50.0, "averaging": 30.0}))
+    result = run_study("mujoco", STUDIES["mujoco"], tmp_path, envs=["Ant-v4"])
+    assert {claim["task"] for claim in result["claims"]} == {"Ant-v4"}
+    assert "reproduce mujoco --envs Ant-v4" in result["report"]
+    with pytest.raises(ZooError, match="'Ant-v4'"):
+        run_study("mujoco", STUDIES["mujoco"], tmp_path, envs=["Ant-v3"])

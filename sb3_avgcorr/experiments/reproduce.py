@@ -55,6 +55,7 @@ def _study(name: str, options: argparse.Namespace) -> dict[str, Any]:
         runs=options.runs,
         workers=options.jobs,
         ray=options.ray,
+        envs=options.envs,
     )
 
 
@@ -69,6 +70,7 @@ def _long_tail(options: argparse.Namespace) -> dict[str, Any]:
         runs=options.runs,
         workers=options.jobs,
         ray=options.ray,
+        envs=options.envs,
     )
 
 
@@ -133,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="the paper's size; default: a size for minutes on 2 cores")
     parser.add_argument("--seeds", type=int, help="number of seeds")
     parser.add_argument("--steps", type=int, help="environment steps of a run")
+    parser.add_argument("--envs", nargs="+", metavar="ID", help="only these tasks of an experiment that trains on several")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where reports go (default: results)")
     parser.add_argument("--runs", type=Path, help="where runs are kept, which are never made twice (default: OUT/runs)")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: one a core)")

@@ -197,9 +197,11 @@ class LocalPool:
         self._processes: set[BaseProcess] = set()
 
     def start(self, job: Job, wait: bool) -> BaseProcess:
-        process = self._context.Process(target=_child, args=(job, self.folder, wait), daemon=False)
+        # A server has the environment of the time it was started.
+        arguments = (job, self.folder, wait, dict(os.environ))
+        process = self._context.Process(target=_child, args=arguments, daemon=False)
+        self._processes.add(process)  # first: Ctrl-C may come while it starts, and Python would wait for one that nobody ends
         process.start()
-        self._processes.add(process)
         return process
 
     def poll(self, handles: Sequence[BaseProcess], timeout: float) -> list[BaseProcess]:
@@ -220,14 +222,19 @@ class LocalPool:
         return f"{_last_line(log)}; more is in {log}"
 
     def close(self) -> None:
-        for process in self._processes:
+        started = [process for process in self._processes if process.pid is not None]
+        for process in started:
             process.terminate()
-        for process in self._processes:
-            process.join()
+        for process in started:
+            process.join(10.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
-def _child(job: Job, folder: Path, wait: bool) -> None:
+def _child(job: Job, folder: Path, wait: bool, environment: dict[str, str]) -> None:
     """What a process of the local pool does."""
+    os.environ.update(environment)
     # Ctrl-C in a terminal goes to all; the runner ends us in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()

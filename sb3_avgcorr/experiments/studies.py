@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,10 @@ from sb3_avgcorr.experiments.jobs import Job, Result
 from sb3_avgcorr.experiments.report import curves, interval
 from sb3_avgcorr.experiments.runner import Outcome, run_jobs
 from sb3_avgcorr.experiments.statistics import areas, curve, difference, finals
-from sb3_avgcorr.zoo.config import paper_config, read_yaml
+from sb3_avgcorr.zoo.config import ZooError, nearest, paper_config, read_yaml
 
 Array = npt.NDArray[np.float64]
+T = TypeVar("T")
 Verdict = Literal["supported", "contradicted", "cannot tell"]
 
 #: what the names of each variant's algorithms begin with, in the order of tables and plots
@@ -186,6 +187,18 @@ def judge(expectation: Expectation, a: Array, b: Array) -> tuple[Verdict, tuple[
     return "supported" if yes else "contradicted" if no else "cannot tell", (point, low, high)
 
 
+def only(tasks: Mapping[str, T], envs: Sequence[str] | None) -> dict[str, T]:
+    """
+    :param tasks: something for each task
+    :param envs: ids of those that are wanted; none: all
+    :return: that of those; a ZooError names one that is not there
+    """
+    for env in envs or ():
+        if env not in tasks:
+            raise ZooError(f"{env!r} (--envs) is not a task of this experiment; {nearest(env, tasks)}")
+    return {env: value for env, value in tasks.items() if not envs or env in envs}
+
+
 def run_study(
     name: str,
     study: Study,
@@ -197,6 +210,7 @@ def run_study(
     runs: Path | None = None,
     workers: int | None = None,
     ray: str | None = None,
+    envs: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """
     Make the runs that are missing, and leave ``name.md``, ``name.csv`` and a figure for each comparison.
@@ -210,8 +224,10 @@ def run_study(
     :param runs: where runs are kept; default: ``out/runs``
     :param workers: processes at a time
     :param ray: address of a Ray cluster; ``""``: one of this machine
+    :param envs: only these tasks
     :return: claims with their verdicts, the report and what failed
     """
+    study = replace(study, tasks=tuple(only({task.env: task for task in study.tasks}, envs).values()))
     planned = plan(study, full=full, seeds=seeds, steps=steps)
     out.mkdir(parents=True, exist_ok=True)
     jobs = list({job.name: job for group in planned.values() for job in group}.values())
@@ -219,6 +235,7 @@ def run_study(
     frame, scores = tabulate(study, planned, outcome)
     command = f"sb3-avgcorr reproduce {name}" + " --full" * full
     command += "".join(f" --{key} {value}" for key, value in (("seeds", seeds), ("steps", steps)) if value is not None)
+    command += f" --envs {' '.join(envs)}" if envs else ""
     return _write(name, study, out, planned, frame, scores, outcome, command, full)
 
 
