@@ -41,37 +41,23 @@ def _module(module: str, quick: dict[str, Any], full: dict[str, Any], options: a
     return result
 
 
+def _how(options: argparse.Namespace) -> dict[str, Any]:
+    """The command's options as training runs take them."""
+    taken = ("full", "seeds", "steps", "runs", "ray", "envs")
+    return {"workers": options.jobs, **{name: getattr(options, name) for name in taken}}
+
+
 def _study(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Training runs of several variants."""
     from sb3_avgcorr.experiments.studies import STUDIES, run_study
 
-    return run_study(
-        name,
-        STUDIES[name],
-        options.out,
-        full=options.full,
-        seeds=options.seeds,
-        steps=options.steps,
-        runs=options.runs,
-        workers=options.jobs,
-        ray=options.ray,
-        envs=options.envs,
-    )
+    return run_study(name, STUDIES[name], options.out, **_how(options))
 
 
 def _long_tail(options: argparse.Namespace) -> dict[str, Any]:
     from sb3_avgcorr.experiments.long_tail import run
 
-    return run(
-        options.out,
-        full=options.full,
-        seeds=options.seeds,
-        steps=options.steps,
-        runs=options.runs,
-        workers=options.jobs,
-        ray=options.ray,
-        envs=options.envs,
-    )
+    return run(options.out, **_how(options))
 
 
 def _own_module(module: str, where: str, purpose: str, quick: dict[str, Any], full: dict[str, Any]) -> Experiment:
