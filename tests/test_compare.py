@@ -156,6 +156,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a terminal's group of processes
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests that run in the background ignore it
     )
     try:
         end = time.monotonic() + 120
