@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 from stable_baselines3.common.callbacks import BaseCallback
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,6 +183,14 @@ def write(curves: dict[tuple[str, str], dict[int, list[float | None]]], output: 
         axis.set_title(titles[settings], fontsize=10)
         axis.set_xlabel("thousand steps")
         axis.grid(alpha=0.3)
+    for settings in shown:
+        times = {
+            variant: [first_above(curve) or 1e9 for curve in curves.get((settings, variant), {}).values()] for variant in names
+        }
+        for a, b in (("averaging", "none"), ("averaging", "power"), ("none", "power")):
+            if times[a] and times[b]:
+                p = mannwhitneyu(times[a], times[b]).pvalue
+                print(f"\n{titles[settings]}, {names[a]} against {names[b]}: Mann-Whitney p = {p:.2f}")
     axes[0].set_ylabel("mean return of a rollout's episodes")
     axes[0].legend(fontsize=8)
     figure.savefig(output.with_suffix(".png"), dpi=110)

@@ -66,19 +66,15 @@ def actor_layers(policy: ActorCriticPolicy) -> list[Layer]:
     :param policy: the policy
     :return: what lies between the actor's features and the parameters of its distribution
     """
-    own = type(policy.mlp_extractor).forward_actor is MlpExtractor.forward_actor
-    return plain_layers(policy.mlp_extractor.policy_net, policy.action_net) if own else [_whole_actor(policy)]
-
-
-def _whole_actor(policy: ActorCriticPolicy) -> Layer:
-    return lambda features: policy.action_net(policy.mlp_extractor.forward_actor(features))
+    extractor = policy.mlp_extractor
+    own = type(extractor).forward_actor is MlpExtractor.forward_actor
+    return plain_layers(extractor.policy_net, policy.action_net) if own else [extractor.forward_actor, policy.action_net]
 
 
 def _critic_layers(policy: ActorCriticPolicy) -> list[Layer]:
-    own = type(policy.mlp_extractor).forward_critic is MlpExtractor.forward_critic
-    if own:
-        return plain_layers(policy.mlp_extractor.value_net, policy.value_net)
-    return [lambda features: policy.value_net(policy.mlp_extractor.forward_critic(features))]
+    extractor = policy.mlp_extractor
+    own = type(extractor).forward_critic is MlpExtractor.forward_critic
+    return plain_layers(extractor.value_net, policy.value_net) if own else [extractor.forward_critic, policy.value_net]
 
 
 @contextmanager

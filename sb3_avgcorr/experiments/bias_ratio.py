@@ -6,7 +6,6 @@ Bias ratio on DotReacher (the paper's Appendix E), for a shared and a separate c
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,7 @@ from typing import Any, cast
 import pandas as pd
 
 from sb3_avgcorr.experiments.dotreacher import POINTS, Network, train
-from sb3_avgcorr.experiments.report import Claim, curves, interval, write
+from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, write
 
 
 def run(
@@ -83,10 +82,7 @@ def run(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Bias ratio and residual bias on DotReacher.")
-    parser.add_argument("--out", type=Path, required=True, help="directory for the CSV, the figure and the report")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=40_000)
+    parser = parser_for("Bias ratio and residual bias on DotReacher.", seeds=10, steps=40_000)
     parser.add_argument("--start", choices=("uniform", "corner"), default="uniform")
     args = parser.parse_args(argv)
     print(run(args.out, seeds=args.seeds, steps=args.steps, start=args.start)["report"])

@@ -7,7 +7,6 @@ whatever θ is; either correction finds the better action. ``python -m sb3_avgco
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sb3_avgcorr.experiments.report import Claim, curves, interval, write
+from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, write
 
 Array = npt.NDArray[np.float64]
 Agent = Literal["biased", "power", "averaging"]
@@ -260,10 +259,7 @@ def run(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="The paper's two-state counterexample.")
-    parser.add_argument("--out", type=Path, required=True, help="directory for the CSV, the figure and the report")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=100_000)
+    parser = parser_for("The paper's two-state counterexample.", seeds=10, steps=100_000)
     parser.add_argument("--gammas", type=float, nargs="+", default=list(GAMMAS))
     parser.add_argument("--theta", type=float, default=0.0, help="initial θ")
     parser.add_argument("--gradient", choices=("sampled", "expected"), default="sampled")

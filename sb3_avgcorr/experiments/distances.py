@@ -10,7 +10,6 @@ task; here SB3's PPO has the same settings everywhere.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from sb3_avgcorr.diagnostics import CorrectionDiagnosticsCallback
 from sb3_avgcorr.diagnostics.distances import Columns, histogram_distance
 from sb3_avgcorr.diagnostics.estimates import blocks_of
 from sb3_avgcorr.envs import register_envs
-from sb3_avgcorr.experiments.report import Claim, interval, write
+from sb3_avgcorr.experiments.report import Claim, interval, parser_for, write
 
 ROLLOUT = 4000
 #: task -> (environment, discount factor of the paper's best setting, distance in the paper's Table 1)
@@ -177,10 +176,7 @@ def _bars(frame: pd.DataFrame, steps: int) -> Figure:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Distance between initial and sampled states along training.")
-    parser.add_argument("--out", type=Path, required=True, help="directory for the CSV, the figure and the report")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12_000)
+    parser = parser_for("Distance between initial and sampled states along training.", seeds=3, steps=12_000)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--runs", type=Path, help="where finished runs are kept")
     args = parser.parse_args(argv)

@@ -6,7 +6,6 @@ Returns of three batch actor-critic agents on DotReacher (the paper's Appendix E
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from sb3_avgcorr.experiments.dotreacher import POINTS, train
-from sb3_avgcorr.experiments.report import Claim, curves, interval, write
+from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, write
 
 AGENTS: dict[str, str | None] = {"biased": None, "power": "power", "averaging": "averaging"}
 
@@ -67,10 +66,7 @@ def run(out: Path | str, *, seeds: int = 10, steps: int = 40_000, start: Any = "
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Returns of three batch actor-critic agents on DotReacher.")
-    parser.add_argument("--out", type=Path, required=True, help="directory for the CSV, the figure and the report")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=40_000)
+    parser = parser_for("Returns of three batch actor-critic agents on DotReacher.", seeds=10, steps=40_000)
     parser.add_argument("--start", choices=("uniform", "corner"), default="uniform")
     args = parser.parse_args(argv)
     print(run(args.out, seeds=args.seeds, steps=args.steps, start=args.start)["report"])

@@ -8,7 +8,6 @@ buffer is its visit frequency (biased), times γ^t (power) or times f(s) (averag
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from sb3_avgcorr.experiments.dotreacher import HORIZON, estimates, make, mdp_of, probabilities
-from sb3_avgcorr.experiments.report import Claim, curves, interval, write
+from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, write
 
 Array = npt.NDArray[np.float64]
 
@@ -141,10 +140,7 @@ def run(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Bias and variance of the state emphasis on DotReacher.")
-    parser.add_argument("--out", type=Path, required=True, help="directory for the CSV, the figure and the report")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=40_000)
+    parser = parser_for("Bias and variance of the state emphasis on DotReacher.", seeds=1, steps=40_000)
     parser.add_argument("--every", type=int, default=2000)
     parser.add_argument("--buffers", type=int, default=10)
     parser.add_argument("--buffer-size", type=int, default=2500)

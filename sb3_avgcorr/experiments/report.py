@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +50,20 @@ class Claim:
         """The claim as a row of a Markdown table."""
         verdict = {True: "yes", False: "**no**", None: "not decided" if self.decides else ""}[self.holds]
         return f"| {self.claim} | {self.mean:.3g} ({self.low:.3g} to {self.high:.3g}) | {verdict} |"
+
+
+def parser_for(description: str, *, seeds: int, steps: int) -> argparse.ArgumentParser:
+    """
+    :param description: what the experiment is
+    :param seeds: default number of seeds
+    :param steps: default number of environment steps
+    :return: the options all small experiments have
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True, help="directory for the CSV, the figure and the report")
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--steps", type=int, default=steps)
+    return parser
 
 
 def interval(values: npt.ArrayLike, resamples: int = 5000) -> tuple[float, float, float]:
