@@ -139,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 0
     for name in EXPERIMENTS if options.name == "all" else [options.name]:
         if not options.full:
-            print(f"{name}: smaller than the paper's ({EXPERIMENTS[name].where}); --full for its size.", flush=True)
+            where = EXPERIMENTS[name].where
+            full = "10 seeds" if where == "ours" else f"the paper's size ({where})"
+            print(f"{name}: a small version; --full for {full}.", flush=True)
         result = EXPERIMENTS[name].run(options)
         print(result["report"])
         for claim in result["claims"]:
