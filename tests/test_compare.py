@@ -19,7 +19,8 @@ import pytest
 
 from sb3_avgcorr.common import page
 from sb3_avgcorr.experiments.compare import analyse, compare, main, parser, prepare, variant
-from sb3_avgcorr.experiments.jobs import CHECKPOINT_SECONDS, Episodes, Job, Result
+from sb3_avgcorr.experiments.jobs import Episodes, Job, Result
+from sb3_avgcorr.experiments.training import CHECKPOINT_SECONDS
 from sb3_avgcorr.zoo.cli import main as command_line
 from sb3_avgcorr.zoo.config import ZooError
 

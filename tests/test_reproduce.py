@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from sb3_avgcorr.experiments import long_tail, studies
-from sb3_avgcorr.experiments.jobs import Episodes, Job, Result, settings_of
+from sb3_avgcorr.experiments.jobs import Episodes, Job, Result
 from sb3_avgcorr.experiments.reproduce import EXPERIMENTS, main
 from sb3_avgcorr.experiments.runner import Outcome
 from sb3_avgcorr.experiments.studies import STUDIES, Expectation, judge, plan, run_study
+from sb3_avgcorr.experiments.training import settings_of
 from sb3_avgcorr.zoo.cli import main as command_line
 from sb3_avgcorr.zoo.config import ZooError
 

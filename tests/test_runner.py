@@ -19,21 +19,10 @@ import pytest
 import rl_zoo3.exp_manager
 from conftest import ClockEnv
 
-from sb3_avgcorr.experiments import jobs as jobs_module
-from sb3_avgcorr.experiments.jobs import (
-    CHECKPOINT,
-    CHECKPOINT_SECONDS,
-    LOG,
-    RESULT,
-    Job,
-    JobManager,
-    Locked,
-    Recorder,
-    check_job,
-    read_result,
-    run_job,
-)
+from sb3_avgcorr.experiments import training
+from sb3_avgcorr.experiments.jobs import CHECKPOINT, LOG, RESULT, Job, read_result
 from sb3_avgcorr.experiments.runner import run_jobs
+from sb3_avgcorr.experiments.training import CHECKPOINT_SECONDS, JobManager, Locked, Recorder, check_job, run_job
 from sb3_avgcorr.zoo.config import ZooError
 
 #: quick to train, whatever the machine
@@ -121,9 +110,9 @@ def test_a_run_is_what_rl_zoo_trains(tmp_path: Path) -> None:
     made[0].learn(job.steps)
     result = read_result(job, tmp_path)
     assert result is not None
-    assert result.parameters == jobs_module._parameters_digest(made[0])
+    assert result.parameters == training._parameters_digest(made[0])
     # ... and a digest that something else does not have
-    assert result.parameters != jobs_module._parameters_digest(JobManager(job, tmp_path).setup_experiment()[0])  # type: ignore[index]
+    assert result.parameters != training._parameters_digest(JobManager(job, tmp_path).setup_experiment()[0])  # type: ignore[index]
 
 
 def test_episodes_by_hand(tmp_path: Path) -> None:
@@ -340,7 +329,7 @@ def test_one_process_a_job(tmp_path: Path) -> None:
     job = cartpole(0, 256)
     home = tmp_path / job.name
     home.mkdir()
-    lock = jobs_module.filelock.FileLock(home / "lock")
+    lock = training.filelock.FileLock(home / "lock")
     with lock, pytest.raises(Locked, match=job.name):
         run_job(job, tmp_path)
     run_job(job, tmp_path)  # released

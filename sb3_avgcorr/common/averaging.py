@@ -83,7 +83,8 @@ class AveragingCorrection(CriticLearningRate):
         ``None``: ``learning_rate``
     :param critic_epochs: passes of the value loss alone after the algorithm's update, not cut short by ``target_kl``
     :param fast: lean rollout collection and optimiser where they apply (see docs/speed.md); ``False``: SB3's own loop.
-        Where the algorithm must be SB3's to the bit (``correction=None``, ``gamma=1``) SB3's own loop is used anyway
+        Where the algorithm must be SB3's to the bit (``correction=None``, ``gamma=1``) SB3's own loop is used anyway, unless
+        it is ``"always"``: then the algorithm is SB3's to rounding
     :param critic_lambda: λ of the critic's targets in the passes above: ``None``: the algorithm's returns; 1: Monte-Carlo
     """
 
@@ -128,7 +129,7 @@ class AveragingCorrection(CriticLearningRate):
         normalize_before_weighting: bool = False,
         critic_learning_rate: float | Schedule | None = None,
         critic_epochs: int = 0,
-        fast: bool = True,
+        fast: bool | Literal["always"] = True,
         critic_lambda: float | None = None,
         **kwargs: Any,
     ) -> None:
@@ -191,7 +192,7 @@ class AveragingCorrection(CriticLearningRate):
         self._correction_lr_schedule = FloatSchedule(
             self.lr_schedule if self.correction_learning_rate is None else self.correction_learning_rate
         )
-        self._fast_applies = self.fast and self.corrects
+        self._fast_applies = self.fast == "always" or (self.fast and self.corrects)
         if self._fast_applies:
             self.rollout_buffer.lean = lean
             fast.use_fused_adam(self.policy.optimizer, self.policy.optimizer_kwargs)

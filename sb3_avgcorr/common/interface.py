@@ -56,6 +56,7 @@ def check_hyperparameters(model: AveragingCorrection) -> None:
         m.correction_batch_size is None or is_count(m.correction_batch_size, 1),
         "None or a whole number >= 1",
     )
+    require("fast", m.fast in (True, False, "always"), "True, False or 'always'")
     require("normalize_correction", m.normalize_correction in (True, False, "running"), "True, False or 'running'")
 
 

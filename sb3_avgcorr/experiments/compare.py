@@ -23,9 +23,10 @@ from rl_zoo3.utils import StoreDict
 
 from sb3_avgcorr.common import page
 from sb3_avgcorr.experiments import statistics
-from sb3_avgcorr.experiments.jobs import Job, Result, check_job, settings_of
+from sb3_avgcorr.experiments.jobs import Job, Result
 from sb3_avgcorr.experiments.report import curves as draw_curves
 from sb3_avgcorr.experiments.runner import run_jobs
+from sb3_avgcorr.experiments.training import check_job, settings_of
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS
 from sb3_avgcorr.zoo.config import ZooError, nearest, paper_config
 

@@ -25,15 +25,13 @@ from sb3_avgcorr.experiments.jobs import (
     PROGRESS,
     RESULT,
     Job,
-    Locked,
     Result,
-    changed_settings,
     read_document,
     read_result,
-    run_job,
     set_aside_corrupt,
     write_document,
 )
+from sb3_avgcorr.experiments.training import Locked, changed_settings, run_job
 from sb3_avgcorr.zoo.config import ZooError
 
 #: exit code of a process that found its job taken (EX_TEMPFAIL)

@@ -22,6 +22,13 @@ class UncorrectedPPO(AveragingPPO):
         super().__init__(*args, correction=correction, **kwargs)
 
 
+class UncorrectedBAC(AveragingBAC):
+    """:class:`~sb3_avgcorr.bac.BAC`, to the bit, which also knows the fast path (``fast="always"``)."""
+
+    def __init__(self, *args: Any, correction: Correction = None, **kwargs: Any) -> None:
+        super().__init__(*args, correction=correction, **kwargs)
+
+
 class PowerPPO(AveragingPPO):
     """PPO whose states are weighed by γ^t itself."""
 
