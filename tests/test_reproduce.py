@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sb3_avgcorr.experiments import long_tail, studies
-from sb3_avgcorr.experiments.jobs import Episodes, Job, Result
+from sb3_avgcorr.experiments.jobs import GAMMAS, Episodes, Job, Result
 from sb3_avgcorr.experiments.reproduce import EXPERIMENTS, main
 from sb3_avgcorr.experiments.runner import Outcome
 from sb3_avgcorr.experiments.studies import STUDIES, Expectation, judge, plan, run_study
@@ -75,8 +76,6 @@ def test_every_run_of_a_study_has_settings(name: str) -> None:
         expected = None if cell.variant == "none" else cell.variant
         if cell.settings == "equal":
             assert settings.get("correction", "averaging") == expected
-        if cell.gamma is not None:
-            assert settings["gamma"] == cell.gamma
         assert jobs[0].paper
 
 
@@ -110,7 +109,8 @@ def made_up(job: Job, level: float) -> Result:
     rng = np.random.default_rng(job.seed)
     step = np.linspace(job.steps / 10, job.steps, 10).astype(np.int64)
     returns = level + rng.normal(size=10)
-    episodes = Episodes(step, returns, 0.5 * returns, np.full(10, 5))
+    at = {gamma: returns * gamma for gamma in GAMMAS}
+    episodes = Episodes(step, returns, 0.5 * returns, np.full(10, 5), at)
     return Result(job, 0.99, episodes, episodes, {}, "")
 
 
@@ -134,6 +134,24 @@ def test_study_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ur5.csv", "ur5-own.png", "ur5-equal.png"):
         assert (tmp_path / name).stat().st_size > 500
     assert result["failed"] == []
+
+
+def test_discounted_returns_are_those_of_the_other_studies_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(study: str) -> set[str]:
+        return {job.name for jobs in plan(STUDIES[study], full=False).values() for job in jobs}
+
+    assert names("discounted") <= names("classic-control") | names("mujoco") | names("mountaincar-pointmass")
+    assert names("discounted") >= names("classic-control") | names("mujoco")
+
+    monkeypatch.setattr(studies, "run_jobs", outcome_of({"none": 100.0, "power": 500.0, "averaging": 300.0}))
+    result = run_study("discounted", STUDIES["discounted"], tmp_path)
+    frame = pd.read_csv(tmp_path / "discounted.csv")
+    assert set(frame["gamma"]) == set(GAMMAS)
+    means = frame[frame["variant"] == "none"].groupby("gamma")["discounted"].mean()
+    assert means[0.99] / means[0.995] == pytest.approx(0.99 / 0.995)
+    # continuous mountain car is there twice, for either algorithm
+    places = {claim["task"] for claim in result["claims"]}
+    assert {"MountainCarContinuous-v0 (BAC), γ = 0.993", "MountainCarContinuous-v0 (PPO), γ = 0.993"} <= places
 
 
 def test_failed_runs_are_told_and_the_rest_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

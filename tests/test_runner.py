@@ -84,6 +84,7 @@ def content(job: Job, folder: Path) -> bytes:
         Job("averaging_ppo_lstm", "CartPole-v1", 0, 256, hyperparams={**LIGHT, "n_envs": 2, "n_steps": 24}),
         Job("power_ppo", "CartPole-v1", 0, 1024, hyperparams=LIGHT),
         Job("ppo", "CartPole-v1", 0, 1024, hyperparams={"n_epochs": 1}),
+        Job("bac", "CartPole-v1", 0, 1024),
         Job("averaging_trpo", "CartPole-v1", 0, 1024, hyperparams={"n_steps": 128, "correction_epochs": 1}),
         Job("averaging_ppo_mask", "Taxi-v4", 0, 600, hyperparams={**LIGHT, "n_steps": 32, "n_envs": 2}),
     ],
@@ -125,7 +126,9 @@ def test_episodes_by_hand(tmp_path: Path) -> None:
     assert len(result.evaluation) == 3
     for episodes in (result.episodes, result.evaluation):
         np.testing.assert_array_equal(episodes.returns, episodes.length)
-        np.testing.assert_allclose(episodes.discounted, (1 - 0.9**episodes.length) / (1 - 0.9))
+        for gamma, discounted in {0.9: episodes.discounted, **episodes.discounted_at}.items():
+            np.testing.assert_allclose(discounted, (1 - gamma**episodes.length) / (1 - gamma))
+        assert len(episodes.discounted_at) == 3
     assert (np.diff(result.episodes.step) >= 0).all()
     # 8 environments; none has lost a step but those of its open episode
     assert 0 < 768 - result.episodes.length.sum() <= 8 * 96

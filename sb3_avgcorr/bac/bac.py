@@ -22,7 +22,7 @@ class BAC(CriticLearningRate, A2C):
 
     The defaults are the paper's tuned settings of "our correction" (its baselines' settings: ``learning_rate=8e-4,
     critic_learning_rate=None, n_steps=64, vf_coef=8.8, policy_kwargs=dict(net_arch=dict(pi=[32, 32], vf=[128, 128]))``;
-    see docs/results/bac_classic_control.md for both), so that with and without the correction the default is the same.
+    see docs/results/classic-control.md for both), so that with and without the correction the default is the same.
     They belong to one environment. The Gaussian acts in the environment's own units: put Gymnasium's ``RescaleAction``
     around one whose actions are not in [-1, 1].
 

@@ -23,6 +23,8 @@ COLOURS = {
     "reference shared": "#999999",
     "reference separate": "#c0a0d0",
 }
+#: panels of a figure side by side
+MOST_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,13 @@ def curves(
     :param share_y: whether the panels have the same vertical axis
     """
     panels = [None] if panel is None else list(dict.fromkeys(frame[panel]))
-    figure = Figure(figsize=(1.2 + 3.6 * len(panels), 3.4), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=share_y)[0]
+    columns = min(len(panels), MOST_COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.2 + 3.6 * columns, 0.4 + 3.0 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).ravel()
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    axes = axes[: len(panels)]
     lines = list(dict.fromkeys(frame[line]))
     for axis, value in zip(axes, panels, strict=True):
         part = frame if panel is None else frame[frame[panel] == value]
@@ -133,7 +140,8 @@ def curves(
         if log:
             axis.set_yscale("log")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel(ylabel or y)
+    for first in axes[::columns]:
+        first.set_ylabel(ylabel or y)
     axes[-1].legend(frameon=False, fontsize=9)
     return figure
 

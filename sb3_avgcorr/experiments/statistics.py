@@ -15,7 +15,8 @@ from scipy import stats
 from sb3_avgcorr.experiments.jobs import Episodes, Result
 
 Array = npt.NDArray[np.float64]
-What = Literal["return", "discounted"]
+#: which return of an episode: undiscounted, discounted with the algorithm's γ, or with this γ
+What = Literal["return", "discounted"] | float
 
 #: number of bootstrap resamples
 RESAMPLES = 2000
@@ -37,12 +38,13 @@ class Estimate(NamedTuple):
 def values_of(episodes: Episodes, what: What) -> Array:
     """
     :param episodes: episodes
-    :param what: ``"return"`` or ``"discounted"``
+    :param what: ``"return"``, ``"discounted"`` (with the algorithm's γ) or one of the other discount factors
     :return: that return of each
     """
-    if what not in ("return", "discounted"):
-        raise ValueError(f"what is {what!r}; it must be 'return' or 'discounted'")
-    return episodes.returns if what == "return" else episodes.discounted
+    found: Mapping[Any, Array] = {"return": episodes.returns, "discounted": episodes.discounted, **episodes.discounted_at}
+    if what not in found:
+        raise ValueError(f"what is {what!r}; it must be one of {', '.join(map(repr, found))}")
+    return found[what]
 
 
 def curve(result: Result, bin: int, steps: int, what: What = "return") -> Array:
@@ -53,7 +55,7 @@ def curve(result: Result, bin: int, steps: int, what: What = "return") -> Array:
     :param result: a run
     :param bin: width of a bin in environment steps
     :param steps: steps to cover
-    :param what: ``"return"`` or ``"discounted"``
+    :param what: which return
     :return: one value a bin, all NaN if no episode ended
     """
     if bin < 1 or steps < 1:
