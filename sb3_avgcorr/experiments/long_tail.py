@@ -18,7 +18,7 @@ import pandas as pd
 from sb3_avgcorr.experiments.jobs import Job
 from sb3_avgcorr.experiments.report import curves, interval
 from sb3_avgcorr.experiments.runner import run_jobs
-from sb3_avgcorr.experiments.studies import Expectation, judge, only
+from sb3_avgcorr.experiments.studies import Expectation, command_of, judge, only
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
 #: task -> strengths of the mismatch
@@ -119,9 +119,7 @@ def run(
         return {"experiment": "long-tail", "claims": [], "report": "No run was finished.", "failed": failed}
     frame = pd.DataFrame(rows)
     frame.to_csv(out / "long-tail.csv", index=False, float_format="%.6g")
-    command = "sb3-avgcorr reproduce long-tail" + " --full" * full
-    command += "".join(f" --{name} {value}" for name, value in (("seeds", seeds), ("steps", steps)) if value is not None)
-    command += f" --envs {' '.join(envs)}" if envs else ""
+    command = command_of("long-tail", full=full, seeds=seeds, steps=steps, envs=envs)
     lines = [
         "# Where it matters: return against the strength of the mismatch",
         "",

@@ -234,10 +234,22 @@ def run_study(
     jobs = list({job.name: job for group in planned.values() for job in group}.values())
     outcome = run_jobs(jobs, runs or out / "runs", workers=workers, ray=ray)
     frame, scores = tabulate(study, planned, outcome)
-    command = f"sb3-avgcorr reproduce {name}" + " --full" * full
-    command += "".join(f" --{key} {value}" for key, value in (("seeds", seeds), ("steps", steps)) if value is not None)
-    command += f" --envs {' '.join(envs)}" if envs else ""
+    command = command_of(name, full=full, seeds=seeds, steps=steps, envs=envs)
     return _write(name, study, out, planned, frame, scores, outcome, command, full)
+
+
+def command_of(name: str, *, full: bool, seeds: int | None, steps: int | None, envs: Sequence[str] | None) -> str:
+    """
+    :param name: name of the experiment
+    :param full: the full size
+    :param seeds: number of seeds, if not the size's own
+    :param steps: environment steps, if not the size's own
+    :param envs: only these tasks
+    :return: the command that repeats it
+    """
+    words = ["sb3-avgcorr reproduce", name, *(["--full"] if full else [])]
+    words += [f"--{key} {value}" for key, value in (("seeds", seeds), ("steps", steps)) if value is not None]
+    return " ".join([*words, *(["--envs", *envs] if envs else [])])
 
 
 def tabulate(
