@@ -1,7 +1,9 @@
-"""Small environments that the tests share. Import them with ``from conftest import ClockEnv``."""
+"""Small environments that the tests share, and the example. Import them with ``from conftest import ClockEnv``."""
 
 import copy
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -9,6 +11,14 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "correct_your_own_algorithm.py"
+_spec = importlib.util.spec_from_file_location("correct_your_own_algorithm", EXAMPLE)
+assert _spec is not None
+assert _spec.loader is not None
+#: the example of somebody's own algorithm, as a module
+example = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(example)
 
 
 @pytest.fixture(autouse=True)

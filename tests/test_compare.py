@@ -210,6 +210,11 @@ def test_equal_settings_of_the_paper_train_the_critic_as_long() -> None:
         (["--env", "CartPole-v1", "--jobs", "0"], "--jobs is 0"),
         (["--env", "CartPole-v1", "--algos", "averaging_a2c", "--paper"], "paper has no settings"),
         (["--env", "CartPole-v1", "-params", "gama:0.9"], "did you mean 'gamma'"),
+        (["--env", "CartPole-v1", "-params", "gamma"], "'gamma' (-params) must be key:value"),
+        (["--env", "CartPole-v1", "-params", "policy:MlpPolicy"], "text in quotes"),
+        (["--env", "CartPole-v1", "--env-kwargs", "a:b"], "'a:b' (--env-kwargs) must be key:value"),
+        (["--env", ":CartPole-v1"], "The package ''"),
+        (["--env", "CartPole-v1", "--algos", "ppo", "averaging_a2c"], "several families (a2c, ppo)"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_made(

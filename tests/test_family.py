@@ -1,6 +1,5 @@
 """The whole family, and a user's own algorithm: invariants 1 to 5 and 7 of the design, masks, memory, and the direction."""
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +9,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from conftest import ClockEnv, SpaceEnv, space_env
+from conftest import ClockEnv, SpaceEnv, example, space_env
 from gymnasium import spaces
-from stable_baselines3 import A2C, DQN, PPO
-from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_avgcorr import AveragingA2C, AveragingCorrection, AveragingPPO
+from sb3_avgcorr import AveragingA2C, AveragingPPO
 from sb3_avgcorr.bac import BAC, AveragingBAC
 from sb3_avgcorr.envs.two_state import TOP, TwoStateEnv
 
@@ -31,13 +28,6 @@ from sb3_contrib.common.wrappers import ActionMasker
 from sb3_avgcorr.ppo_mask import AveragingMaskablePPO
 from sb3_avgcorr.ppo_recurrent import AveragingRecurrentPPO
 from sb3_avgcorr.trpo import AveragingTRPO
-
-EXAMPLE = Path(__file__).parents[1] / "examples" / "correct_your_own_algorithm.py"
-spec = importlib.util.spec_from_file_location("correct_your_own_algorithm", EXAMPLE)
-assert spec is not None
-assert spec.loader is not None
-example = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(example)
 
 
 class Member(NamedTuple):
@@ -516,51 +506,3 @@ def test_learn_only_passes_on(name: str) -> None:
     for key, parameter in theirs.items():
         expected = member.ours.__name__ if key == "tb_log_name" else parameter.default
         assert ours[key].default == expected
-
-
-def test_example(capsys: pytest.CaptureFixture[str]) -> None:
-    results = example.main(total_timesteps=4800, seeds=1)
-    assert results["averaging"][0] > 0.7
-    assert results["power"][0] > 0.7
-    assert results[None][0] < 0.65
-    assert "correction='averaging'" in capsys.readouterr().out
-
-
-# Classes that cannot be corrected
-
-
-def test_refuses_off_policy() -> None:
-    with pytest.raises(TypeError, match="AveragingDQN cannot be corrected: it is off-policy"):
-        type("AveragingDQN", (AveragingCorrection, DQN), {})
-
-
-def test_refuses_the_wrong_order() -> None:
-    with pytest.raises(TypeError, match="Put AveragingCorrection before PPO"):
-        type("Late", (PPO, AveragingCorrection), {})
-
-
-def test_refuses_no_algorithm() -> None:
-    with pytest.raises(TypeError, match="Alone has nothing to correct"):
-        type("Alone", (AveragingCorrection,), {})
-
-
-def test_refuses_another_buffer() -> None:
-    class OwnBuffer(BaseBuffer):
-        def __init__(self, *args: Any, gamma: float, gae_lambda: float, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-
-        def _get_samples(self, *args: Any) -> Any:
-            raise NotImplementedError
-
-    with pytest.raises(TypeError, match="rollout_buffer is a OwnBuffer, not a RolloutBuffer"):
-        AveragingA2C("MlpPolicy", "CartPole-v1", rollout_buffer_class=OwnBuffer, device="cpu")
-
-
-def test_refuses_a_critic_it_cannot_read() -> None:
-    class OwnCritic(ActorCriticPolicy):
-        def predict_values(self, obs: Any) -> th.Tensor:
-            return th.zeros(len(obs), 1)
-
-    model = AveragingA2C(OwnCritic, "CartPole-v1", device="cpu", fast=False)
-    with pytest.raises(TypeError, match=r"OwnCritic.predict_values\(\) does not go through mlp_extractor.forward_critic"):
-        model.learn(5)

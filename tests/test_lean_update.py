@@ -49,6 +49,22 @@ def test_evaluation_and_its_gradient(env: str, shared: bool) -> None:
         th.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_impossible_actions_have_no_part_in_the_entropy() -> None:
+    """Logits of minus infinity, as of a policy that masks actions."""
+    policy, observations, _ = policy_for("CartPole-v1")
+    with th.no_grad():
+        policy.action_net.weight[1] = 0.0
+        policy.action_net.bias[1] = -th.inf
+    actions = th.zeros(len(observations))
+    policy.action_dist.proba_distribution(policy.action_net(th.zeros(1, 64)))  # torch's own takes them
+    expected = policy.evaluate_actions(observations, actions)[2]
+    with lean_update(policy, evaluation=True):
+        entropy = policy.evaluate_actions(observations, actions)[2]
+        gradient = th.autograd.grad(entropy.sum(), policy.action_net.weight)[0]
+    th.testing.assert_close(entropy, expected)
+    assert th.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize("env", ENVS.values(), ids=ENVS.keys())
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, float("inf")])
 @pytest.mark.parametrize("critic_learning_rate", [None, 0.01])

@@ -1,8 +1,10 @@
 """Runs of a comparison: broken off and resumed, by several runners, with corrupt files, on Ray."""
 
+import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -17,12 +19,26 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import rl_zoo3.exp_manager
+import torch as th
 from conftest import ClockEnv
 
+from sb3_avgcorr.experiments import jobs as jobs_module
 from sb3_avgcorr.experiments import training
-from sb3_avgcorr.experiments.jobs import CHECKPOINT, LOG, RESULT, Job, read_result
-from sb3_avgcorr.experiments.runner import run_jobs
-from sb3_avgcorr.experiments.training import CHECKPOINT_SECONDS, JobManager, Locked, Recorder, check_job, run_job
+from sb3_avgcorr.experiments.jobs import (
+    CHECKPOINT,
+    LOG,
+    PROGRESS,
+    RESULT,
+    Job,
+    read_checkpoint,
+    read_document,
+    read_result,
+    set_aside_corrupt,
+    write_bytes,
+    write_document,
+)
+from sb3_avgcorr.experiments.runner import Display, run_jobs
+from sb3_avgcorr.experiments.training import CHECKPOINT_SECONDS, EpisodeLog, JobManager, Locked, Recorder, check_job, run_job
 from sb3_avgcorr.zoo.config import ZooError
 
 #: quick to train, whatever the machine
@@ -166,7 +182,7 @@ def test_environment_that_does_not_repeat_itself(whimsical: str, tmp_path: Path,
     assert run_through(job, tmp_path) == 1
     home = tmp_path / job.name
     assert "did not repeat itself" in (home / LOG).read_text()
-    assert (home / f"{CHECKPOINT}.not-repeated-1").exists()
+    assert (home / f"{CHECKPOINT}.not-used-1").exists()
     assert read_result(job, tmp_path) is not None
 
 
@@ -203,7 +219,48 @@ def test_wrong_jobs(wrong: dict[str, Any]) -> None:
         _ = Job("ppo", "CartPole-v1", 0, 10, hyperparams={"policy": object()}).name
 
 
+def test_a_class_among_the_settings(tmp_path: Path) -> None:
+    job = cartpole(0, 256, hyperparams={**LIGHT, "policy_kwargs": {"activation_fn": th.nn.ReLU}})
+    for _ in range(2):  # trained, then read again and compared with the files
+        assert not run_jobs([job], tmp_path, progress=False).failed
+    result = read_result(job, tmp_path)
+    assert result is not None
+    assert "ReLU" in str(result.settings["policy_kwargs"])
+
+
+def test_open_episodes_by_hand() -> None:
+    log = EpisodeLog(2, 0.5)
+    log.add(np.array([1.0, 2.0]), np.array([False, True]), 2)
+    log.add(np.array([4.0, 8.0]), np.array([False, False]), 4)
+    assert log.columns["return"] == [2.0]
+    still = log.open_episodes(4)
+    assert still["step"] == [4, 4]
+    assert still["length"] == [2, 1]
+    assert still["return"] == [5.0, 8.0]
+    assert still["discounted"] == [3.0, 8.0]
+    assert still["discounted_0.99"] == [1.0 + 0.99 * 4.0, 8.0]
+    log.add(np.array([0.0, 0.0]), np.array([True, True]), 6)
+    assert log.open_episodes(6)["step"] == []  # of an episode that has not begun nothing is known
+
+
+def test_open_episodes_of_a_run(tmp_path: Path) -> None:
+    job = cartpole(0, 256)
+    run_job(job, tmp_path)
+    result = read_result(job, tmp_path)
+    assert result is not None
+    # 8 environments: every step belongs to an episode that ended or to one that is open
+    assert result.episodes.length.sum() + result.open.length.sum() == 256
+    joined = result.with_open_episodes().episodes
+    assert len(joined) == len(result.episodes) + len(result.open)
+    assert joined.returns.sum() == 256
+    assert len(joined.discounted_at[0.99]) == len(joined)
+
+
 def test_unknown_names() -> None:
+    with pytest.raises(ZooError, match="The package ''"):
+        check_job(Job("ppo", ":CartPole-v1", 0, 10))
+    with pytest.raises(ZooError, match=r"The package '\.x'"):
+        check_job(Job("ppo", ".x:CartPole-v1", 0, 10))
     with pytest.raises(ZooError, match="did you mean 'averaging_ppo'"):
         check_job(Job("averagin_ppo", "CartPole-v1", 0, 10))
     with pytest.raises(ZooError, match="did you mean 'CartPole-v1'"):
@@ -266,6 +323,82 @@ def test_corrupt_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert f"{path} is corrupt" in capsys.readouterr().err
     assert path.with_name(f"{CHECKPOINT}.corrupt-1").exists()
     assert content(job, tmp_path) == content(job, tmp_path / "unbroken")
+
+
+def broken_off(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    :return: the checkpoint of a run that was broken off
+    """
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stop):
+            run_job(job, folder)
+    return folder / job.name / CHECKPOINT
+
+
+def test_checkpoint_of_other_settings_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = cartpole(0, 768)
+    run_job(job, tmp_path / "unbroken")
+    path = broken_off(job, tmp_path, monkeypatch)
+    checkpoint = read_checkpoint(path)
+    checkpoint["settings"] = {**checkpoint["settings"], "learning_rate": 0.5}
+    pickled = pickle.dumps(checkpoint)
+    write_bytes(path, hashlib.sha256(pickled).digest() + pickled)
+    run_job(job, tmp_path)
+    assert path.with_name(f"{CHECKPOINT}.not-used-1").exists()
+    assert "The settings have changed" in (tmp_path / job.name / LOG).read_text()
+    assert content(job, tmp_path) == content(job, tmp_path / "unbroken")
+
+
+def test_sound_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another version, say: their digests are right, their content is not."""
+    job = cartpole(0, 768)
+    path = broken_off(job, tmp_path, monkeypatch)
+    for pickled, said in (
+        (b"cno_such_module\nThing\n.", "cannot be read"),
+        (pickle.dumps({"model": b""}), "it lacks actions"),
+    ):
+        write_bytes(path, hashlib.sha256(pickled).digest() + pickled)
+        (note,) = set_aside_corrupt(path.parent)
+        assert str(path) in note
+        assert said in note
+        assert not path.exists()
+    run_job(job, tmp_path)
+    result = path.with_name(RESULT)
+    document = read_document(result)
+    del document["episodes"]["discounted_0.99"]
+    write_document(result, document)
+    (note,) = set_aside_corrupt(path.parent)
+    assert "discounted_0.99" in note
+    assert not result.exists()
+
+
+def test_file_that_another_runner_put_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: Path) -> None:
+        path.unlink()
+        raise FileNotFoundError(path)
+
+    (tmp_path / CHECKPOINT).write_bytes(b"x")
+    monkeypatch.setattr(jobs_module, "read_checkpoint", gone)
+    assert set_aside_corrupt(tmp_path) == []
+
+
+def test_bar_counts_what_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a session that was interrupted, also the steps of broken runs whose turn has not come."""
+    jobs = [cartpole(seed, 1000) for seed in range(3)]
+    for job, steps in zip(jobs, (100, 500), strict=False):
+        (tmp_path / job.name).mkdir()
+        (tmp_path / job.name / PROGRESS).write_text(str(steps))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    display = Display(jobs, tmp_path, on=True)
+    assert display._bar.n == 600
+    (tmp_path / jobs[0].name / PROGRESS).write_text("140")
+    display.show(jobs[:1])
+    assert display._bar.n == 640
+    display.ended(jobs[0], None)
+    display.show(jobs[1:])
+    assert display._bar.n == 1500
+    display.close()
 
 
 def test_failures_do_not_keep_others_from_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

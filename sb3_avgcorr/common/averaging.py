@@ -30,8 +30,14 @@ from sb3_avgcorr.common.correction import (
     parameter_average,
     ratio,
 )
-from sb3_avgcorr.common.critic import CriticLearningRate, critic_features, critic_layers
-from sb3_avgcorr.common.interface import check_hyperparameters, corrected_algorithm, documented_parameters, joint_signature
+from sb3_avgcorr.common.critic import CriticLearningRate, check_critic, critic_features, critic_layers
+from sb3_avgcorr.common.interface import (
+    check_hyperparameters,
+    corrected_algorithm,
+    documented_parameters,
+    joint_signature,
+    updates_as_sb3,
+)
 from sb3_avgcorr.common.lean_update import fused_adam_step
 
 
@@ -192,7 +198,9 @@ class AveragingCorrection(CriticLearningRate):
         self._correction_lr_schedule = FloatSchedule(
             self.lr_schedule if self.correction_learning_rate is None else self.correction_learning_rate
         )
-        self._fast_applies = self.fast == "always" or (self.fast and self.corrects)
+        # An update that is not SB3's may rely on anything that the lean one replaces.
+        known = updates_as_sb3(type(self), AveragingCorrection)
+        self._fast_applies = known and (self.fast == "always" or (self.fast and self.corrects))
         if self._fast_applies:
             self.rollout_buffer.lean = lean
             fast.use_fused_adam(self.policy.optimizer, self.policy.optimizer_kwargs)
@@ -202,6 +210,7 @@ class AveragingCorrection(CriticLearningRate):
 
         averaging = self.correction == "averaging" and self.corrects
         if averaging:
+            check_critic(self.policy)
             self._build_correction_network()
         fits_critic = self.critic_epochs > 0 or (averaging and self.correction_network == "shared")
         self._critic_layers = critic_layers(self.policy) if fits_critic else []
@@ -297,6 +306,11 @@ class AveragingCorrection(CriticLearningRate):
     def train(self) -> None:
         """Weigh the advantages of the rollout, and let the algorithm update the policy with them."""
         buffer = self.rollout_buffer
+        if not hasattr(buffer, "episode_steps"):
+            raise TypeError(
+                f"{type(self).__name__} cannot be corrected: its collect_rollouts() does not call the rollout buffer's "
+                "compute_returns_and_advantage(), which reads the episode clock."
+            )
         self._check_finite("reward", buffer.rewards)
         self._check_finite("observation", buffer.observations)
         self._check_finite("observation", self._last_obs, rollout=False)  # its value is in the advantages
@@ -308,7 +322,7 @@ class AveragingCorrection(CriticLearningRate):
         else:
             weights = None
             self.correction_weights = np.ones(buffer.rewards.shape, dtype=np.float32)
-        if self.normalize_before_weighting:
+        if self.normalize_before_weighting and buffer.advantages.size > 1:
             buffer.advantages = (buffer.advantages - buffer.advantages.mean()) / (buffer.advantages.std() + 1e-8)
         if weights is not None:
             buffer.advantages = buffer.advantages * weights
@@ -526,6 +540,8 @@ class AveragingCorrection(CriticLearningRate):
         """
         features = critic_features(self.policy, *critic_inputs)
         if self.correction_net is None or self._mean_estimate is None:
+            return np.ones(len(features))
+        if self._mean_estimate == 0.0:  # all of f has vanished
             return np.ones(len(features))
         weights = self._estimates(features) / self._mean_estimate
         return self._shrinkage(weights) if self.correction_shrinkage else weights

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule
 from torch import nn
@@ -40,10 +40,29 @@ def critic_features(policy: ActorCriticPolicy, *inputs: Any) -> th.Tensor:
         return captured.features
     finally:
         del extractor.forward_critic
-    raise TypeError(
-        f"{type(policy).__name__}.predict_values() does not go through mlp_extractor.forward_critic(), where the correction "
-        "reads the critic's features. Use a policy that does, as SB3's ActorCriticPolicy."
+    raise unreadable(policy)
+
+
+def unreadable(policy: BasePolicy) -> TypeError:
+    """
+    :param policy: a policy whose critic cannot be read
+    :return: what to raise
+    """
+    return TypeError(
+        f"{type(policy).__name__}.predict_values() does not go through mlp_extractor.forward_critic() and value_net, where "
+        "the critic's features are read. Use a policy that does, as SB3's ActorCriticPolicy."
     )
+
+
+def check_critic(policy: BasePolicy) -> None:
+    """
+    Raise a TypeError if a policy has not the parts by which its critic is read.
+
+    :param policy: the policy
+    """
+    parts = ("predict_values", "mlp_extractor", "value_net", "pi_features_extractor", "vf_features_extractor")
+    if not all(hasattr(policy, part) for part in parts):
+        raise unreadable(policy)
 
 
 def _reached(output: th.Tensor, parameters: list[nn.Parameter]) -> set[nn.Parameter]:
@@ -101,8 +120,11 @@ class CriticLearningRate(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()
         own = self.critic_learning_rate
+        if isinstance(own, (int, float)) and not own >= 0.0:
+            raise ValueError(f"critic_learning_rate={own!r} makes no sense: it must be None, a number >= 0 or a schedule.")
         self._critic_lr_schedule = FloatSchedule(self.lr_schedule if own is None else own)
         if own is not None:
+            check_critic(self.policy)
             of_critic = critic_parameters(self.policy)
             rest = [p for p in self.policy.parameters() if not any(p is q for q in of_critic)]
             self.policy.optimizer = self.policy.optimizer_class(  # type: ignore[call-arg]
@@ -114,5 +136,4 @@ class CriticLearningRate(OnPolicyAlgorithm):
         if self.critic_learning_rate is not None:
             rate = self._critic_lr_schedule(self._current_progress_remaining)
             self.logger.record("train/critic_learning_rate", rate)
-            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
-                optimizer.param_groups[-1]["lr"] = rate
+            self.policy.optimizer.param_groups[1]["lr"] = rate

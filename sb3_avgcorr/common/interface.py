@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from sb3_avgcorr.common.critic import CriticLearningRate
+
 if TYPE_CHECKING:
     from sb3_avgcorr.common.averaging import AveragingCorrection
 
@@ -56,6 +58,8 @@ def check_hyperparameters(model: AveragingCorrection) -> None:
         m.correction_batch_size is None or is_count(m.correction_batch_size, 1),
         "None or a whole number >= 1",
     )
+    for name in ("correction_averaging", "correction_shrinkage", "normalize_before_weighting"):
+        require(name, getattr(m, name) in (True, False), "True or False")
     require("fast", m.fast in (True, False, "always"), "True, False or 'always'")
     require("normalize_correction", m.normalize_correction in (True, False, "running"), "True, False or 'running'")
 
@@ -64,9 +68,10 @@ def corrected_algorithm(cls: type[AveragingCorrection], mixin: type[AveragingCor
     """
     :param cls: a class made with the mixin
     :param mixin: :class:`AveragingCorrection`
-    :return: the algorithm that it corrects: the class behind the mixin that does the update
+    :return: the algorithm that it corrects: the first on-policy one behind the mixin
     """
-    after = [base for base in cls.__mro__[cls.__mro__.index(mixin) + 1 :] if base not in mixin.__mro__]
+    behind = [base for base in cls.__mro__[cls.__mro__.index(mixin) + 1 :] if base not in mixin.__mro__]
+    after = [base for base in behind if issubclass(base, OnPolicyAlgorithm)]
     before = cls.__mro__[: cls.__mro__.index(mixin)]
     if issubclass(cls, OffPolicyAlgorithm):
         raise TypeError(
@@ -80,7 +85,36 @@ def corrected_algorithm(cls: type[AveragingCorrection], mixin: type[AveragingCor
             f"{cls.__name__} has nothing to correct: write class {cls.__name__}(AveragingCorrection, Algorithm), where "
             "Algorithm is a subclass of SB3's OnPolicyAlgorithm whose train() takes its advantages from self.rollout_buffer."
         )
-    return cast(type[OnPolicyAlgorithm], after[0])
+    algorithm = cast(type[OnPolicyAlgorithm], after[0])
+    taken = keyword_only(mixin) & inspect.signature(algorithm).parameters.keys()
+    if issubclass(algorithm, CriticLearningRate):
+        taken.discard("critic_learning_rate")  # it knows the mixin's
+    if taken:
+        raise TypeError(
+            f"{algorithm.__name__} cannot be corrected: it has arguments that the correction has, too "
+            f"({', '.join(sorted(taken))}), and each would be given to one of them only. Rename them in {algorithm.__name__}."
+        )
+    return algorithm
+
+
+def keyword_only(cls: type) -> set[str]:
+    """
+    :param cls: a class
+    :return: names of the keyword-only arguments of its own ``__init__``
+    """
+    parameters = inspect.signature(cls.__dict__["__init__"]).parameters
+    return {name for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def updates_as_sb3(cls: type[AveragingCorrection], mixin: type[AveragingCorrection]) -> bool:
+    """
+    :param cls: a class made with the mixin
+    :param mixin: :class:`AveragingCorrection`
+    :return: whether the update behind the mixin is one of SB3's or sb3-contrib's, whose calls are known
+    """
+    behind = cls.__mro__[cls.__mro__.index(mixin) + 1 :]
+    update = next(base.__dict__["train"] for base in behind if "train" in base.__dict__)
+    return str(update.__module__).split(".")[0] in ("stable_baselines3", "sb3_contrib")
 
 
 def joint_signature(
@@ -94,13 +128,13 @@ def joint_signature(
     :param algorithm: the algorithm it corrects
     :return: its signature
     """
-    keyword_only, variadic = inspect.Parameter.KEYWORD_ONLY, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = dict(inspect.signature(algorithm).parameters)
     # from the mixin to the class itself: a class may change a default by naming the argument in its own __init__
     for base in reversed(cls.__mro__[: cls.__mro__.index(mixin) + 1]):
         if "__init__" in base.__dict__:
             own = inspect.signature(base.__dict__["__init__"]).parameters
-            parameters.update({name: p for name, p in own.items() if p.kind is keyword_only})
+            parameters.update({name: own[name] for name in own if name in keyword_only(base)})
     ordered = sorted((p for p in parameters.values() if p.kind not in variadic), key=lambda p: p.kind)
     return inspect.Signature(ordered)
 

@@ -125,7 +125,8 @@ def _gaussian(policy: ActorCriticPolicy, mean: th.Tensor, actions: th.Tensor) ->
 def _categorical(policy: ActorCriticPolicy, logits: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     log_probs = logits.log_softmax(dim=1)
     log_prob = log_probs.gather(1, actions.long().unsqueeze(1)).squeeze(1)
-    return log_prob, -(log_probs.exp() * log_probs).sum(dim=1)
+    # an action whose probability is 0 (a logit of minus infinity) adds nothing
+    return log_prob, -(log_probs.exp() * log_probs.clamp(min=th.finfo(log_probs.dtype).min)).sum(dim=1)
 
 
 #: for each distribution, log-probability of actions and entropy from the output of the actor's last layer

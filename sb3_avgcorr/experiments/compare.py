@@ -28,7 +28,7 @@ from sb3_avgcorr.experiments.report import curves as draw_curves
 from sb3_avgcorr.experiments.runner import run_jobs
 from sb3_avgcorr.experiments.training import check_job, settings_of
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS
-from sb3_avgcorr.zoo.config import ZooError, nearest, paper_config
+from sb3_avgcorr.zoo.config import ZooError, make_folder, nearest, paper_config
 
 Settings = Literal["equal", "own"]
 
@@ -149,7 +149,8 @@ def compare(
         if name not in results:
             comparison.notes.append(f"{name} is missing: none of its runs succeeded.")
     if failed:
-        comparison.notes.append(f"{len(failed)} of {len(jobs)} runs failed; the same command makes them again.")
+        again = "; the same command makes them again" if outcome.failed else ""
+        comparison.notes.append(f"{len(failed)} of {len(jobs)} runs failed{again}.")
     if results:
         _write(comparison, out, command)
     return comparison
@@ -376,7 +377,26 @@ def prepare(options: argparse.Namespace) -> dict[str, list[Job]]:
             )
             for seed in range(options.seeds)
         ]
+    families = {algo.removeprefix("averaging_").removeprefix("power_") for algo in options.algos}
+    if options.settings == "equal" and len(families) > 1:
+        raise ZooError(
+            f"--algos has algorithms of several families ({', '.join(sorted(families))}), which cannot have equal settings; "
+            "take one family, or --settings own."
+        )
     return variants
+
+
+class KeyValue(StoreDict):
+    """RL Zoo's ``key:value``, with an error that names the argument."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        try:
+            super().__call__(parser, namespace, values, option_string)
+        except Exception as error:  # values are Python expressions, which may fail in any way
+            raise ZooError(
+                f"{' '.join(values)!r} ({option_string}) must be key:value, with a value as Python writes it, text in quotes "
+                f"(policy:\"'MlpPolicy'\"): {error}"
+            ) from error
 
 
 def parser() -> argparse.ArgumentParser:
@@ -396,8 +416,8 @@ def parser() -> argparse.ArgumentParser:
     add("-n", "--steps", type=int, help="environment steps of a run (default: as the hyperparameter file says)")
     add("--settings", choices=("equal", "own"), default="equal", help="; ".join(SETTINGS.values()))
     add("--paper", action="store_true", help="take the paper's settings")
-    add("-params", "--hyperparams", nargs="+", action=StoreDict, help="hyperparameters to change for all (key:value)")
-    add("--env-kwargs", nargs="+", action=StoreDict, help="arguments of the environment (key:value)")
+    add("-params", "--hyperparams", nargs="+", action=KeyValue, help="hyperparameters to change for all (key:value)")
+    add("--env-kwargs", nargs="+", action=KeyValue, help="arguments of the environment (key:value)")
     add("--eval-episodes", type=int, default=0, help="episodes of the final policy after training (default: 0)")
     add("--out", type=Path, help="where files go (default: compare-ENV)")
     add("--jobs", type=int, help="runs at a time (default: one a core)")
@@ -415,6 +435,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     variants = prepare(options)
     job = next(iter(variants.values()))[0]
     out = options.out or Path(f"compare-{re.sub(r'[^A-Za-z0-9._-]+', '_', job.env_id)}")
+    make_folder(out, "--out")
     which = f"Settings: {SETTINGS[options.settings]}."
     if options.paper:
         which += " They are the paper's (--paper)."

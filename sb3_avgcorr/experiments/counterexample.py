@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, write
+from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, within, write
 
 Array = npt.NDArray[np.float64]
 Agent = Literal["biased", "power", "averaging"]
@@ -217,11 +217,10 @@ def run(
                     for n, x in zip(at, probabilities[:, g, s], strict=True)
                 ]
             last, start = probabilities[-1, g], probabilities[0, g].mean()
-            holds = abs(last.mean() - start) < 0.02 if agent == "biased" else last.mean() > 0.95
+            ends = interval(last)
+            holds = within(ends, start - 0.02, start + 0.02) if agent == "biased" else within(ends, 0.95)
             what = f"stays within 0.02 of {start:.2f}" if agent == "biased" else "is above 0.95"
-            claims.append(
-                Claim(f"{agent}, γ = {gamma}: P(optimal action) {what} after {steps} steps", bool(holds), *interval(last))
-            )
+            claims.append(Claim(f"{agent}, γ = {gamma}: P(optimal action) {what} after {steps} steps", holds, *ends))
     frame = pd.DataFrame(rows)
     figure = curves(
         frame, x="step", y="optimal_action", line="agent", panel="gamma", ylabel="P(optimal action)", ylim=(0.0, 1.05)
@@ -235,11 +234,9 @@ def run(
         for (algorithm, correction), last in blind.groupby(["algorithm", "correction"], sort=False)["optimal_action"]:
             stuck = correction == "none"
             what = "stays below 0.75" if stuck else "is above 0.95"
-            values = last.to_numpy()
-            holds = values.mean() < 0.75 if stuck else values.mean() > 0.95
-            claims.append(
-                Claim(f"{algorithm}, correction {correction}: P(optimal action) {what}", bool(holds), *interval(values))
-            )
+            ends = interval(last)
+            holds = within(ends, high=0.75) if stuck else within(ends, 0.95)
+            claims.append(Claim(f"{algorithm}, correction {correction}: P(optimal action) {what}", holds, *ends))
     note = (
         f"γ = {', '.join(map(str, gammas))}; {seeds} seeds; {steps} steps; θ starts at {theta}; {gradient} gradient; "
         "settings of the paper's table, true action values at the γ asked for, softplus output."

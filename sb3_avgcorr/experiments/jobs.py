@@ -9,7 +9,8 @@ import os
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,22 @@ Array = npt.NDArray[np.float64]
 
 RESULT, CHECKPOINT, LOG, PROGRESS, LOCK = "result.json", "checkpoint.bin", "log.txt", "progress", "lock"
 
+CHECKPOINT_KEYS = {"model", "reset_by_load", "actions", "log", "settings", "random"}
+
 #: discount factors with which every run's returns are written down beside the algorithm's own, so that runs whose γ differ can
 #: be compared: those of the paper's Appendix H
 GAMMAS = (0.99, 0.993, 0.995)
+
+
+def discounted_column(gamma: float) -> str:
+    """
+    :param gamma: one of ``GAMMAS``
+    :return: name of the column with the returns that it discounts
+    """
+    return f"discounted_{gamma:g}"
+
+
+COLUMNS = ("step", "return", "discounted", "length", *map(discounted_column, GAMMAS))
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,7 @@ class Result:
     :param evaluation: episodes afterwards (``eval_episodes``); empty if none were asked for
     :param settings: hyperparameters, as RL Zoo records them
     :param parameters: digest of all parameters at the end
+    :param open: episodes that were not over at the end of training, as far as they came
     """
 
     job: Job
@@ -127,6 +142,21 @@ class Result:
     evaluation: Episodes
     settings: Mapping[str, Any]
     parameters: str
+    open: Episodes = field(default_factory=lambda: _episodes({key: [] for key in COLUMNS}))
+
+    def with_open_episodes(self) -> Result:
+        """
+        :return: the same, with the open episodes counted as if they had ended with the run
+        """
+        ended, still = self.episodes, self.open
+        joined = Episodes(
+            np.concatenate((ended.step, still.step)),
+            np.concatenate((ended.returns, still.returns)),
+            np.concatenate((ended.discounted, still.discounted)),
+            np.concatenate((ended.length, still.length)),
+            {gamma: np.concatenate((ended.discounted_at[gamma], still.discounted_at[gamma])) for gamma in GAMMAS},
+        )
+        return replace(self, episodes=joined)
 
 
 def read_result(job: Job, folder: Path | str) -> Result | None:
@@ -154,6 +184,7 @@ def parse_result(job: Job, document: Mapping[str, Any]) -> Result:
         evaluation=_episodes(document["evaluation"]),
         settings=document["settings"],
         parameters=document["parameters"],
+        open=_episodes(document.get("open") or {key: [] for key in COLUMNS}),  # not kept by the first versions
     )
 
 
@@ -170,8 +201,11 @@ def set_aside_corrupt(home: Path) -> list[str]:
         if path.exists():
             try:
                 read(path)
+            except FileNotFoundError:  # another runner, which is at the run, has put it away
+                continue
             except ValueError as error:
-                notes.append(f"{error}; set aside as {rename_aside(path, 'corrupt')}, and made again")
+                with suppress(FileNotFoundError):
+                    notes.append(f"{error}; set aside as {rename_aside(path, 'corrupt')}, and made again")
     return notes
 
 
@@ -208,7 +242,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     if content[:32] != hashlib.sha256(content[32:]).digest():
         raise ValueError(f"{path} is corrupt (it does not match its own digest)")
-    checkpoint: dict[str, Any] = pickle.loads(content[32:])
+    try:
+        checkpoint: dict[str, Any] = pickle.loads(content[32:])
+        missing = CHECKPOINT_KEYS - checkpoint.keys()
+    except Exception as error:  # unpickling another version's classes may fail in any way
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+    if missing:
+        raise ValueError(f"{path} cannot be used (it lacks {', '.join(sorted(missing))})")
     return checkpoint
 
 
@@ -223,19 +263,16 @@ def _episodes(columns: Mapping[str, list[float]]) -> Episodes:
     )
 
 
-def discounted_column(gamma: float) -> str:
-    """
-    :param gamma: one of ``GAMMAS``
-    :return: name of the column with the returns that it discounts
-    """
-    return f"discounted_{gamma:g}"
-
-
 def _check_result(path: Path) -> None:
     document = read_document(path)
     missing = {"job", "gamma", "settings", "parameters", "episodes", "evaluation"} - document.keys()
     if missing:
         raise ValueError(f"{path} is corrupt (it lacks {', '.join(sorted(missing))})")
+    for name in {"episodes", "evaluation", "open"} & document.keys():
+        try:
+            _episodes(document[name])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} cannot be used ({name}: {type(error).__name__} {error})") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 
 import pandas as pd
 
+from sb3_avgcorr.experiments.claims import command_of, judge, only
 from sb3_avgcorr.experiments.jobs import Job
-from sb3_avgcorr.experiments.report import curves, interval
+from sb3_avgcorr.experiments.report import curves, interval, shown
 from sb3_avgcorr.experiments.runner import run_jobs
-from sb3_avgcorr.experiments.studies import Expectation, command_of, judge, only
+from sb3_avgcorr.experiments.studies import Expectation
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
 #: task -> strengths of the mismatch
@@ -138,11 +139,10 @@ def run(
     claims = _claims(frame, tasks)
     lines += ["| claim | task | difference (95 % Welch interval) | this run |", "|---|---|---|---|"]
     for claim in claims:
-        point, low, high = claim["difference"]
-        lines.append(f"| {claim['claim']} | {claim['task']} | {point:.3g} ({low:.3g} to {high:.3g}) | {claim['verdict']} |")
+        lines.append(f"| {claim['claim']} | {claim['task']} | {shown(*claim['difference'])} | {claim['verdict']} |")
     lines += ["", "| task | strength | variant | discounted | undiscounted |", "|---|---|---|---|---|"]
     for place, part in frame.groupby(["task", "strength", "variant"], sort=False):
-        cells = ["{:.3g} ({:.3g} to {:.3g})".format(*interval(part[measure])) for measure in MEASURES]
+        cells = [shown(*interval(part[measure])) for measure in MEASURES]
         lines.append(f"| {' | '.join(map(str, place))} | {cells[0]} | {cells[1]} |")
     lines += ["", *(f"Failed: {line}" for line in failed)]
     report = "\n".join(lines).rstrip() + "\n"

@@ -33,7 +33,7 @@ class Claim:
     Something the run was to show, and what it showed.
 
     :param claim: in words
-    :param holds: whether it did; None: not decided by this run
+    :param holds: whether it did; None: not decided by this run, as by a single seed, which has no interval
     :param mean: the figure it rests on, over seeds
     :param low: lower end of its 95 % interval
     :param high: upper end
@@ -47,11 +47,15 @@ class Claim:
     high: float
     decides: bool = True
 
+    def __post_init__(self) -> None:
+        if np.isnan(self.low):
+            object.__setattr__(self, "holds", None)
+
     @property
     def row(self) -> str:
         """The claim as a row of a Markdown table."""
         verdict = {True: "yes", False: "**no**", None: "not decided" if self.decides else ""}[self.holds]
-        return f"| {self.claim} | {self.mean:.3g} ({self.low:.3g} to {self.high:.3g}) | {verdict} |"
+        return f"| {self.claim} | {shown(self.mean, self.low, self.high)} | {verdict} |"
 
 
 def parser_for(description: str, *, seeds: int, steps: int) -> argparse.ArgumentParser:
@@ -74,12 +78,38 @@ def interval(values: npt.ArrayLike, resamples: int = 5000) -> tuple[float, float
 
     :param values: one figure a run
     :param resamples: number of bootstrap resamples
-    :return: mean, lower end, upper end
+    :return: mean, lower end, upper end; a single run has no interval (NaN)
     """
     x = np.asarray(values, dtype=np.float64).ravel()
+    if len(x) < 2:
+        return float(x.mean()), np.nan, np.nan
     draws = np.random.default_rng(0).integers(len(x), size=(resamples, len(x)))
     low, high = np.percentile(x[draws].mean(axis=1), [2.5, 97.5])
     return float(x.mean()), float(low), float(high)
+
+
+def shown(mean: float, low: float, high: float, digits: int = 3) -> str:
+    """
+    :param mean: a figure
+    :param low: lower end of its interval
+    :param high: upper end
+    :param digits: significant digits
+    :return: as text, without an interval if there is none
+    """
+    return f"{mean:.{digits}g}" if np.isnan(low) else f"{mean:.{digits}g} ({low:.{digits}g} to {high:.{digits}g})"
+
+
+def within(ends: tuple[float, float, float], low: float = -np.inf, high: float = np.inf) -> bool | None:
+    """
+    :param ends: a mean and its interval
+    :param low: lower limit
+    :param high: upper limit
+    :return: whether it lies between the limits; None if its interval holds one of them
+    """
+    _, first, last = ends
+    if low < first and last < high:
+        return True
+    return False if last <= low or first >= high else None
 
 
 def curves(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sb3_avgcorr.zoo.config import ZooError, nearest
+from sb3_avgcorr.zoo.config import ZooError, make_folder, nearest
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,13 @@ class Experiment:
     :param where: where the paper has it
     :param purpose: what it shows, in a few words
     :param run: takes the command's options, does it, and returns ``claims``, ``report`` and (training runs) ``failed``
+    :param envs: ids of the tasks that ``--envs`` may choose from; none: it has no choice
     """
 
     where: str
     purpose: str
     run: Callable[[argparse.Namespace], dict[str, Any]]
+    envs: Callable[[], set[str]] = set
 
 
 def _module(module: str, quick: dict[str, Any], full: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -49,9 +52,22 @@ def _how(options: argparse.Namespace) -> dict[str, Any]:
 
 def _study(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Training runs of several variants."""
-    from sb3_avgcorr.experiments.studies import STUDIES, run_study
+    from sb3_avgcorr.experiments.claims import run_study
+    from sb3_avgcorr.experiments.studies import STUDIES
 
     return run_study(name, STUDIES[name], options.out, **_how(options))
+
+
+def _study_envs(name: str) -> set[str]:
+    from sb3_avgcorr.experiments.studies import STUDIES
+
+    return {task.env for task in STUDIES[name].tasks}
+
+
+def _long_tail_envs() -> set[str]:
+    from sb3_avgcorr.experiments.long_tail import TASKS
+
+    return set(TASKS)
 
 
 def _long_tail(options: argparse.Namespace) -> dict[str, Any]:
@@ -65,7 +81,7 @@ def _own_module(module: str, where: str, purpose: str, quick: dict[str, Any], fu
 
 
 def _training(name: str, where: str, purpose: str) -> Experiment:
-    return Experiment(where, purpose, partial(_study, name))
+    return Experiment(where, purpose, partial(_study, name), partial(_study_envs, name))
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -93,7 +109,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "hyperparameter-transfer": _training("hyperparameter-transfer", "App. G.1", "three settings carried over to other tasks"),
     "dm-reacher": _training("dm-reacher", "App. G.2", "PPO on dm_control's reacher, sparse rewards"),
     "discounted": _training("discounted", "App. H", "the same with discounted returns"),
-    "long-tail": Experiment("ours", "tasks where the correction changes the goal, equal settings", _long_tail),
+    "long-tail": Experiment(
+        "ours", "tasks where the correction changes the goal, equal settings", _long_tail, _long_tail_envs
+    ),
 }
 
 
@@ -136,18 +154,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if options.list else 2
     if options.name != "all" and options.name not in EXPERIMENTS:
         raise ZooError(f"There is no experiment {options.name!r}; {nearest(options.name, [*EXPERIMENTS, 'all'])}")
-    code = 0
-    for name in EXPERIMENTS if options.name == "all" else [options.name]:
-        if not options.full:
-            where = EXPERIMENTS[name].where
-            full = "10 seeds" if where == "ours" else f"the paper's size ({where})"
-            print(f"{name}: a small version; --full for {full}.", flush=True)
-        result = EXPERIMENTS[name].run(options)
-        print(result["report"])
-        for claim in result["claims"]:
-            place = ", ".join(claim[key] for key in ("settings", "task") if key in claim)
-            print(f"{claim['verdict']:>12}: {claim['claim']}" + (f" [{place}]" if place else ""))
-        if result.get("failed"):
-            print(f"{len(result['failed'])} run(s) failed; the same command makes them again.")
-            code = 1
-    return code
+    names = list(EXPERIMENTS) if options.name == "all" else [options.name]
+    if options.envs:
+        known = {name: EXPERIMENTS[name].envs() for name in names}
+        for env in options.envs:
+            if not any(env in envs for envs in known.values()):
+                among = set().union(*known.values())
+                hint = nearest(env, among) if among else "it has no choice of tasks."
+                raise ZooError(f"{env!r} (--envs) is not a task of {options.name}; {hint}")
+        names = [name for name in names if known[name] & set(options.envs)]
+    make_folder(options.out, "--out")
+    try:
+        return max(_reproduce(name, options) for name in names)
+    except KeyboardInterrupt:
+        print("\nsb3-avgcorr: stopped. The same command goes on from here.", file=sys.stderr)
+        return 130
+
+
+def _reproduce(name: str, options: argparse.Namespace) -> int:
+    """
+    :param name: an experiment
+    :param options: of the command
+    :return: exit code
+    """
+    if not options.full:
+        where = EXPERIMENTS[name].where
+        full = "10 seeds" if where == "ours" else f"the paper's size ({where})"
+        print(f"{name}: a small version; --full for {full}.", flush=True)
+    if options.envs:
+        options = argparse.Namespace(**{**vars(options), "envs": [e for e in options.envs if e in EXPERIMENTS[name].envs()]})
+    result = EXPERIMENTS[name].run(options)
+    print(result["report"])
+    for claim in result["claims"]:
+        place = ", ".join(claim[key] for key in ("settings", "task") if key in claim)
+        print(f"{claim['verdict']:>12}: {claim['claim']}" + (f" [{place}]" if place else ""))
+    if result.get("failed"):
+        print(f"{len(result['failed'])} run(s) failed; the same command makes them again.")
+        return 1
+    return 0

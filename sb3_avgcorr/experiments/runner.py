@@ -32,7 +32,7 @@ from sb3_avgcorr.experiments.jobs import (
     write_document,
 )
 from sb3_avgcorr.experiments.training import Locked, changed_settings, run_job
-from sb3_avgcorr.zoo.config import ZooError
+from sb3_avgcorr.zoo.config import ZooError, make_folder
 
 #: exit code of a process that found its job taken (EX_TEMPFAIL)
 LOCKED = 75
@@ -105,7 +105,7 @@ def run_jobs(
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}; it must be at least 1")
     folder = Path(folder).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "where runs are kept")
     # Jobs that differ in their label only are one run.
     distinct = {job.name: job for job in jobs}
     for name in distinct:
@@ -115,8 +115,8 @@ def run_jobs(
     _tell_changed(jobs, folder)
     failed: dict[str, str] = {}
     if todo:
-        display = Display(list(distinct.values()), folder, progress)
         pool: Pool = LocalPool(folder, workers or _cores(), len(todo)) if ray is None else RayPool(folder, ray, workers)
+        display = Display(list(distinct.values()), folder, progress)
         try:
             _work(pool, todo, failed, display)
         finally:
@@ -356,32 +356,34 @@ class Display:
         self._jobs, self._count = {job.name: job for job in jobs}, len(jobs)
         self._lines = on and not sys.stderr.isatty()
         self._began = time.monotonic()
+        # of runs that are not done, as far as they have come
+        self._steps = {job.name: self._read(job) for job in jobs if job.name not in self._done}
         self._bar = tqdm(
             total=sum(job.steps for job in jobs),
             # What was there before must not count for the speed, and so for the time left.
-            initial=sum(self._done.values()) + self._steps([job for job in jobs if job.name not in self._done]),
+            initial=self._now(),
             unit=" steps",
             unit_scale=True,
             desc=f"{len(self._done)}/{self._count} runs",
             disable=not on or self._lines,
         )
 
-    def _steps(self, running: Sequence[Job]) -> int:
-        total = 0
-        for job in running:
-            try:
-                total += min(int((self._folder / job.name / PROGRESS).read_text()), job.steps)
-            except (OSError, ValueError):  # not there, or just being written
-                continue
-        return total
+    def _read(self, job: Job) -> int:
+        try:
+            return min(int((self._folder / job.name / PROGRESS).read_text()), job.steps)
+        except (OSError, ValueError):  # not there, or just being written
+            return 0
+
+    def _now(self) -> int:
+        return sum(self._done.values()) + sum(self._steps.values())
 
     def show(self, running: Sequence[Job]) -> None:
         """
         :param running: jobs that run
         """
         if not self._bar.disable:
-            now = sum(self._done.values()) + self._steps(running)
-            self._bar.update(max(now - self._bar.n, 0))
+            self._steps.update({job.name: max(self._read(job), self._steps[job.name]) for job in running})
+            self._bar.update(max(self._now() - self._bar.n, 0))
 
     def ended(self, job: Job, problem: str | None) -> None:
         """
@@ -389,6 +391,7 @@ class Display:
         :param problem: what went wrong, if anything did
         """
         self._done[job.name] = job.steps
+        self._steps.pop(job.name, None)
         self._bar.set_description(f"{len(self._done)}/{self._count} runs")
         text = f"{job.label} on {job.env}, seed {job.seed}"
         if problem is not None:

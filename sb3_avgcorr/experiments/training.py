@@ -47,6 +47,7 @@ from sb3_avgcorr.experiments.jobs import (
     RESULT,
     Job,
     Result,
+    describe,
     discounted_column,
     read_checkpoint,
     rename_aside,
@@ -89,7 +90,7 @@ def check_job(job: Job) -> None:
     if colon:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, ValueError, TypeError) as error:  # the latter two: not the name of a package
             message = f"The package {module!r}, which should register environments, cannot be imported: {error}"
             raise ZooError(message) from error
     if env_id not in gym.registry:
@@ -256,6 +257,14 @@ class EpisodeLog:
                 self.columns[name].append(values[index].item())
                 values[index] = 0
 
+    def open_episodes(self, step: int) -> dict[str, list[float]]:
+        """
+        :param step: environment steps of the run so far
+        :return: columns of the episodes that are not over
+        """
+        begun = np.flatnonzero(self._open["length"])
+        return {"step": [step] * len(begun), **{name: values[begun].tolist() for name, values in self._open.items()}}
+
 
 class Recorder(BaseCallback):
     """
@@ -263,11 +272,12 @@ class Recorder(BaseCallback):
 
     :param home: folder of the run
     :param log: where episodes are written down
+    :param settings: the run's hyperparameters, which a checkpoint must share
     """
 
-    def __init__(self, home: Path, log: EpisodeLog) -> None:
+    def __init__(self, home: Path, log: EpisodeLog, settings: Mapping[str, Any]) -> None:
         super().__init__()
-        self.home, self.log = home, log
+        self.home, self.log, self.settings = home, log, settings
         self.every = float(os.environ.get(CHECKPOINT_SECONDS, DEFAULT_CHECKPOINT_SECONDS))
         self.actions: list[np.ndarray] = []
         self._random: dict[str, Any] | None = None  # to go on with, in a run that is resumed
@@ -277,8 +287,10 @@ class Recorder(BaseCallback):
         """
         :param model: the model as it is before training, with its environments
         :param checkpoint: what :meth:`save` saved
-        :return: the model to go on with; None if the environments did not come to where they were
+        :return: the model to go on with; None if the environments did not come to where they were, or the settings are others
         """
+        if checkpoint["settings"] != self.settings:
+            return None
         env = model.get_env()
         assert env is not None
         model = type(model).load(io.BytesIO(checkpoint["model"]), env=env, device="cpu", force_reset=False)
@@ -304,6 +316,7 @@ class Recorder(BaseCallback):
             "reset_by_load": {name: getattr(model, name) for name in RESET_BY_LOAD if hasattr(model, name)},
             "actions": np.stack(self.actions) if self.actions else [],
             "log": self.log,
+            "settings": self.settings,
             "random": self._random_state(),
         }
         content = pickle.dumps(checkpoint)
@@ -355,15 +368,16 @@ def _train(job: Job, home: Path) -> dict[str, Any]:
     assert made is not None
     model = made[0]
     gamma = getattr(model, "gamma", 1.0)
-    recorder = Recorder(home, EpisodeLog(model.n_envs, gamma))
+    settings = _plain(manager.settings)
+    recorder = Recorder(home, EpisodeLog(model.n_envs, gamma), settings)
     path = home / CHECKPOINT
     resumed = recorder.resume(model, read_checkpoint(path)) if path.exists() else None
     if resumed is not None:
         model = resumed
         print(f"Going on from step {model.num_timesteps}.", flush=True)
     elif path.exists():
-        aside = rename_aside(path, "not-repeated")
-        print(f"The environment did not repeat itself: beginning again ({aside}).", flush=True)
+        aside = rename_aside(path, "not-used")
+        print(f"The settings have changed, or the environment did not repeat itself: beginning again ({aside}).", flush=True)
         return _train(job, home)
     model.learn(
         job.steps - (0 if resumed is None else resumed.num_timesteps),
@@ -374,9 +388,10 @@ def _train(job: Job, home: Path) -> dict[str, Any]:
     document = {
         "job": job.description(),
         "gamma": gamma,
-        "settings": _plain(manager.settings),
+        "settings": settings,
         "parameters": _parameters_digest(model),
         "episodes": recorder.log.columns,
+        "open": recorder.log.open_episodes(job.steps),
         "evaluation": _evaluate(model, manager, job, gamma),
     }
     _save_model(model, home)
@@ -445,11 +460,11 @@ def _wrapper_name(wrapper: Any) -> Any:
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as JSON holds them."""
 
-    def describe(value: Any) -> Any:
+    def described(value: Any) -> Any:
         try:
             return describe(value)
         except ValueError:
             return str(value)
 
-    plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=describe, sort_keys=True))
+    plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=described, sort_keys=True))
     return plain

@@ -40,6 +40,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {by_lower[close[0]]!r}?" if close else f"known are: {', '.join(known)}."
 
 
+def make_folder(path: Path, argument: str) -> None:
+    """
+    :param path: a folder to be made, if it is not there
+    :param argument: the argument that named it, for the error if it cannot be
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ZooError(f"{str(path)!r} ({argument}) cannot be a folder: {error.strerror}.") from error
+
+
 def hyperparams_folder() -> Path:
     """
     :return: our YAML files: inside the package when installed from a wheel, beside it in a checkout
