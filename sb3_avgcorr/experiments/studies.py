@@ -157,9 +157,9 @@ def plan(study: Study, *, full: bool, seeds: int | None = None, steps: int | Non
 
 
 _CLASSIC = tuple(Task(env, 200_000, "bac", seeds=5) for env in ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0"))
-_MUJOCO = tuple(Task(f"{name}-v4", 40_000) for name in ("HalfCheetah", "Ant", "Walker2d", "Swimmer"))
+_MUJOCO = tuple(Task(f"{name}-v4", 32_000) for name in ("HalfCheetah", "Ant", "Walker2d", "Swimmer"))
 _MUJOCO_IDS = tuple(task.env for task in _MUJOCO)
-_MOUNTAIN_CAR = Task("MountainCarContinuous-v0", 120_000)
+_MOUNTAIN_CAR = Task("MountainCarContinuous-v0", 60_000)
 _CAR = ("MountainCarContinuous-v0",)
 _DOMINATES = ("CartPole-v1", *_CAR)
 
@@ -200,7 +200,7 @@ STUDIES: dict[str, Study] = {
     "dm-reacher": Study(
         "PPO on dm_control's reacher with sparse rewards",
         "Appendix G.2",
-        tuple(Task(f"avgcorr/SparseReacher{name}-v0", 20_000, full_seeds=30, open_ended=True) for name in ("Easy", "Hard")),
+        tuple(Task(f"avgcorr/SparseReacher{name}-v0", 16_000, full_seeds=30, open_ended=True) for name in ("Easy", "Hard")),
         (Expectation("averaging is as good as the original", "averaging", "as good as", "none"),),
         note=(
             "The paper shows curves and claims nothing of them in words; that averaging is as good is our reading. An episode "
@@ -244,7 +244,7 @@ STUDIES: dict[str, Study] = {
     "hyperparameter-transfer": Study(
         "Three settings carried over to other tasks",
         "Appendix G.1",
-        tuple(Task(f"{name}-v4", 20_000) for name in ("Walker2d", "InvertedDoublePendulum", "Swimmer", "Reacher")),
+        tuple(Task(f"{name}-v4", 12_000) for name in ("Walker2d", "InvertedDoublePendulum", "Swimmer", "Reacher")),
         (
             Expectation("averaging is as good as the original", "averaging", "as good as", "none"),
             Expectation("averaging is as good as power", "averaging", "as good as", "power"),
