@@ -1,5 +1,6 @@
 """Runs of a comparison: broken off and resumed, by several runners, with corrupt files, on Ray."""
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -226,6 +227,21 @@ def test_a_class_among_the_settings(tmp_path: Path) -> None:
     result = read_result(job, tmp_path)
     assert result is not None
     assert "ReLU" in str(result.settings["policy_kwargs"])
+
+
+@pytest.mark.parametrize("geometric", [False, True])
+def test_evaluation_is_on_the_task_as_it_was_asked_for(geometric: bool, tmp_path: Path) -> None:
+    wrapper = {"sb3_avgcorr.envs.wrappers.GeometricTermination": {"gamma": 0.9}}
+    hyperparams = {**LIGHT, "n_steps": 64, "batch_size": 64, "env_wrapper": [wrapper] if geometric else []}
+    settings = {"env_kwargs": {"length": 30, "strength": 1.0}, "hyperparams": hyperparams, "eval_episodes": 4}
+    job = Job("averaging_ppo", "avgcorr/LongTail-v0", 0, 512, **settings)  # type: ignore[arg-type]
+    run_job(job, tmp_path)
+    result = read_result(job, tmp_path)
+    assert result is not None
+    np.testing.assert_array_equal(result.evaluation.length, 30)
+    assert (result.episodes.length < 30).any() == geometric
+    # 25 late rewards of 1 or -1 beside 5 early ones: an even sum; the default strength of 0.2 would leave a fraction
+    np.testing.assert_allclose(result.evaluation.returns % 2.0, 0.0)
 
 
 def test_open_episodes_by_hand() -> None:
@@ -577,10 +593,20 @@ def test_ray_gives_the_same_numbers_also_when_a_worker_is_killed(tmp_path: Path)
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
 
-    killer = when(checkpoint.exists, kill)
+    listening: set[str] = set()
+
+    def listen() -> None:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                sockets = process.net_connections("inet")
+                listening.update(s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN)
+
+    psutil = pytest.importorskip("psutil")
+    killer = when(checkpoint.exists, lambda: (listen(), kill()))  # type: ignore[arg-type, func-returns-value]
     outcome = run_jobs([*jobs, fails], tmp_path / "ray", workers=2, ray="", progress=False)
     killer.join()
     assert killed
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}  # reachable from nowhere else
     assert set(outcome.results) == set(jobs)
     assert "gamma" in outcome.failed[fails]
     assert "Going on from step" in (tmp_path / "ray" / jobs[0].name / LOG).read_text()

@@ -11,7 +11,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
@@ -272,22 +273,25 @@ class RayPool:
         self.slots: int | None = None
         self._ray = _import_ray()
         self._own = not self._ray.is_initialized()
+        self._loopback: AbstractContextManager[None] = nullcontext()
         if self._own:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
             if address:
                 options["address"] = address
             else:
+                self._loopback = _loopback_only(self._ray)
                 options |= {
                     "address": "local",
                     "num_cpus": workers or _cores(),
                     "include_dashboard": False,
                     "object_store_memory": 100 * 2**20,  # results are small
-                    "_node_ip_address": "127.0.0.1",
                 }
+            self._loopback.__enter__()
             try:
                 self._ray.init(**options)
             except (ConnectionError, RuntimeError, ValueError) as error:
+                self.close()
                 raise ZooError(f"Ray cannot be reached at {address!r} (--ray): {error}") from error
         if address and workers is not None:
             self.slots = workers
@@ -316,6 +320,7 @@ class RayPool:
     def close(self) -> None:
         if self._own:
             self._ray.shutdown()
+            self._loopback.__exit__(None, None, None)
 
 
 def _ray_task(job: Job, folder: str, wait: bool) -> tuple[bool, str | None, dict[str, Any] | None]:
@@ -331,6 +336,26 @@ def _ray_task(job: Job, folder: str, wait: bool) -> tuple[bool, str | None, dict
     except Exception as error:
         return False, traceback.format_exception_only(error)[-1].strip(), None
     return False, None, read_document(Path(folder) / job.name / RESULT)
+
+
+@contextmanager
+def _loopback_only(ray: Any) -> Iterator[None]:
+    """
+    While this lasts, servers of Ray, those of its worker processes too, listen on 127.0.0.1 and nowhere else. Told to use that
+    address, Ray would look for one that others can reach; but it has a switch for systems where it knows no clusters.
+    """
+    constants, variable = ray._private.ray_constants, ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    environment = os.environ.get(variable)
+    os.environ[variable] = "0"
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+        if environment is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = environment
 
 
 def _import_ray() -> Any:

@@ -279,9 +279,12 @@ class Recorder(BaseCallback):
         super().__init__()
         self.home, self.log, self.settings = home, log, settings
         self.every = float(os.environ.get(CHECKPOINT_SECONDS, DEFAULT_CHECKPOINT_SECONDS))
-        self.actions: list[np.ndarray] = []
+        # all actions up to the last checkpoint, and those since then, one entry a step
+        self._past: np.ndarray | None = None
+        self._recent: list[np.ndarray] = []
         self._random: dict[str, Any] | None = None  # to go on with, in a run that is resumed
         self._told = self._saved = time.monotonic()
+        self._pause = self.every
 
     def resume(self, model: BaseAlgorithm, checkpoint: Mapping[str, Any]) -> BaseAlgorithm | None:
         """
@@ -304,17 +307,20 @@ class Recorder(BaseCallback):
         if not _same(obs, model._last_obs):
             return None
         self.log, self._random = checkpoint["log"], checkpoint["random"]
-        self.actions = list(checkpoint["actions"])
+        self._past = checkpoint["actions"]
         return model
 
     def save(self) -> None:
         """Write a checkpoint. Called at the beginning of a rollout, when nothing of it has been drawn but gSDE's noise."""
         model, buffer = self.model, io.BytesIO()
         model.save(buffer)
+        recent = np.stack(self._recent)
+        self._past = recent if self._past is None else np.concatenate((self._past, recent))
+        self._recent = []
         checkpoint = {
             "model": buffer.getvalue(),
             "reset_by_load": {name: getattr(model, name) for name in RESET_BY_LOAD if hasattr(model, name)},
-            "actions": np.stack(self.actions) if self.actions else [],
+            "actions": self._past,
             "log": self.log,
             "settings": self.settings,
             "random": self._random_state(),
@@ -342,14 +348,16 @@ class Recorder(BaseCallback):
             for name, value in self._random["noise"].items():
                 setattr(self.model.policy.action_dist, name, value)
             self._random = None
-        elif now - self._saved >= self.every and self.actions and isinstance(self.model, OnPolicyAlgorithm):
+        elif now - self._saved >= self._pause and self._recent and isinstance(self.model, OnPolicyAlgorithm):
             # Algorithms with a replay buffer begin again: theirs is too large to be written every few seconds.
             self.save()
             self._saved = time.monotonic()
+            if self.every > 0.0:  # checkpoints of a long run grow, and should not take its time
+                self._pause = max(self.every, 20.0 * (self._saved - now))
 
     def _on_step(self) -> bool:
         if isinstance(self.model, OnPolicyAlgorithm):
-            self.actions.append(np.array(self.locals.get("clipped_actions", self.locals["actions"])))
+            self._recent.append(np.array(self.locals.get("clipped_actions", self.locals["actions"])))
         normalised: VecNormalize | None = self.model.get_vec_normalize_env()
         rewards = self.locals["rewards"] if normalised is None else normalised.get_original_reward()
         self.log.add(rewards, self.locals["dones"], self.num_timesteps)
