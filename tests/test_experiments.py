@@ -11,7 +11,7 @@ from sb3_avgcorr import AveragingPPO
 from sb3_avgcorr.envs.two_state import TwoStateEnv
 from sb3_avgcorr.experiments import bias_ratio, counterexample, dotreacher, dotreacher_returns, emphasis
 from sb3_avgcorr.experiments.blind import AsymmetricPolicy, top_probability, train_blind
-from sb3_avgcorr.experiments.report import Claim, curves, interval, write
+from sb3_avgcorr.experiments.report import Claim, bootstrap, curves, interval, within, write
 
 
 # The counterexample
@@ -190,6 +190,16 @@ def test_interval_contains_its_mean_and_is_exact_for_constants() -> None:
     mean, low, high = interval(np.random.default_rng(0).normal(size=50))
     assert low < mean < high
     assert high - low == pytest.approx(2 * 1.96 / np.sqrt(50), rel=0.3)
+
+
+def test_interval_of_few_runs_is_students() -> None:
+    # mean 2, standard deviation 1, t of two degrees of freedom 4.3027
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2.0 - 4.3027 / 3**0.5, 2.0 + 4.3027 / 3**0.5), abs=1e-4)
+    # of nothing, three runs must not make something more often than they should
+    draws = np.random.default_rng(0).normal(size=(2000, 3))
+    wrong = np.mean([within(interval(x), 0.0) is not None for x in draws])
+    assert wrong == pytest.approx(0.05, abs=0.015)
+    assert np.mean([bootstrap(x, 200)[1] > 0.0 or bootstrap(x, 200)[2] < 0.0 for x in draws[:300]]) > 0.15
 
 
 def test_report_says_what_does_not_hold(tmp_path: Path) -> None:

@@ -122,7 +122,18 @@ def run(
             row = {"task": task, "seed": seed, "paper": TASKS[task][2], "distance": float(np.mean(result["distances"]))}
             row.update({f"last_{name}": last[name] for name in MEASURES})
             rows.append({**row, "last_gradient_angle": last["gradient_angle"] if angle_known else np.nan})
-    frame = pd.DataFrame(rows)
+    return report(pd.DataFrame(rows), Path(out), seeds, steps)
+
+
+def report(frame: pd.DataFrame, out: Path, seeds: int, steps: int) -> dict[str, Any]:
+    """
+    :param frame: what was found, a row for each task and seed
+    :param out: directory for ``distances.csv``, ``.png`` and ``.md``
+    :param seeds: number of seeds
+    :param steps: environment steps of a run
+    :return: the claims with their verdicts, and the files
+    """
+    tasks = list(dict.fromkeys(frame["task"]))
     by_task = {task: frame[frame["task"] == task] for task in tasks}
 
     def values(task: str, column: str = "distance") -> np.ndarray:
@@ -148,7 +159,7 @@ def run(
         "settings); the distance is averaged over all rollouts, the other figures are what `diagnose` finds on the last one."
     )
     return write(
-        Path(out),
+        out,
         "distances",
         "Distance between initial and sampled states",
         note,

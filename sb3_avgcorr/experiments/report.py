@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy import stats
 
 #: line colours, the same agent the same colour in every figure
 COLOURS = {
@@ -23,6 +24,8 @@ COLOURS = {
     "reference shared": "#999999",
     "reference separate": "#c0a0d0",
 }
+#: fewer runs than this make a bootstrap interval much too narrow
+FEW = 10
 #: panels of a figure side by side
 MOST_COLUMNS = 4
 
@@ -72,20 +75,34 @@ def parser_for(description: str, *, seeds: int, steps: int) -> argparse.Argument
     return parser
 
 
-def interval(values: npt.ArrayLike, resamples: int = 5000) -> tuple[float, float, float]:
+def bootstrap(values: npt.ArrayLike, resamples: int = 5000) -> tuple[float, float, float]:
     """
-    Mean over runs and its 95 % percentile-bootstrap interval.
+    Mean over runs and its 95 % percentile-bootstrap interval, which is too narrow for few runs.
 
     :param values: one figure a run
     :param resamples: number of bootstrap resamples
+    :return: mean, lower end, upper end
+    """
+    x = np.asarray(values, dtype=np.float64).ravel()
+    draws = np.random.default_rng(0).integers(len(x), size=(resamples, len(x)))
+    low, high = np.percentile(x[draws].mean(axis=1), [2.5, 97.5])
+    return float(x.mean()), float(low), float(high)
+
+
+def interval(values: npt.ArrayLike) -> tuple[float, float, float]:
+    """
+    Mean over runs and its 95 % interval, to decide by: that of a bootstrap, or Student's for fewer runs than ``FEW``.
+
+    :param values: one figure a run
     :return: mean, lower end, upper end; a single run has no interval (NaN)
     """
     x = np.asarray(values, dtype=np.float64).ravel()
     if len(x) < 2:
         return float(x.mean()), np.nan, np.nan
-    draws = np.random.default_rng(0).integers(len(x), size=(resamples, len(x)))
-    low, high = np.percentile(x[draws].mean(axis=1), [2.5, 97.5])
-    return float(x.mean()), float(low), float(high)
+    if len(x) >= FEW:
+        return bootstrap(x)
+    reach = stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
+    return float(x.mean()), float(x.mean() - reach), float(x.mean() + reach)
 
 
 def shown(mean: float, low: float, high: float, digits: int = 3) -> str:
@@ -159,7 +176,7 @@ def curves(
             middle = wide.mean(axis=1)
             (drawn,) = axis.plot(wide.index, middle, label=str(name), color=COLOURS.get(str(name)))
             if wide.shape[1] > 1:
-                bands = np.array([interval(row[~np.isnan(row)], 500)[1:] for row in wide.to_numpy()])
+                bands = np.array([bootstrap(row[~np.isnan(row)], 500)[1:] for row in wide.to_numpy()])
                 axis.fill_between(wide.index, bands[:, 0], bands[:, 1], color=drawn.get_color(), alpha=0.2, linewidth=0)
         if hline is not None:
             axis.axhline(hline, color="0.7", linewidth=0.8, zorder=0)
