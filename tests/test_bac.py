@@ -150,11 +150,20 @@ def test_critic_and_correction_make_one_step_together() -> None:
 
 def test_correction_coef_and_learning_rate_follow_the_critic() -> None:
     model = AveragingBAC("MlpPolicy", "CartPole-v1", vf_coef=4.0, critic_learning_rate=0.02, device="cpu")
-    assert model.correction_coef == 0.25
-    assert model.correction_learning_rate == 0.02
+    assert model._loss_coefficients(None) == (4.0, 1.0)  # type: ignore[arg-type]
+    assert model._correction_lr_schedule(1.0) == 0.02
     model = AveragingBAC("MlpPolicy", "CartPole-v1", correction_coef=3.0, correction_learning_rate=0.5, device="cpu")
-    assert (model.correction_coef, model.correction_learning_rate) == (3.0, 0.5)
-    assert AveragingBAC("MlpPolicy", "CartPole-v1", vf_coef=0.0, device="cpu").correction_coef is None
+    assert model._loss_coefficients(None) == (1.0, 3.0)  # type: ignore[arg-type]
+    assert model._correction_lr_schedule(1.0) == 0.5
+
+
+def test_no_value_loss_no_step_of_the_value_head() -> None:
+    model = AveragingBAC("MlpPolicy", ClockEnv(), vf_coef=0.0, n_steps=16, device="cpu")
+    before = model.policy.value_net.weight.detach().clone()
+    head = model.correction_net.head.weight.detach().clone()  # type: ignore[union-attr]
+    model.learn(64)
+    assert th.equal(before, model.policy.value_net.weight)
+    assert not th.equal(head, model.correction_net.head.weight)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +212,9 @@ def test_save_load(cls: Any, tmp_path: Path) -> None:
     assert loaded.policy.optimizer.param_groups[-1]["lr"] == 0.02
     assert loaded.policy.log_std.item() == 0.0
     if cls is AveragingBAC:
-        assert loaded.correction_coef == 0.5
+        changed = cls.load(tmp_path / "model", vf_coef=3.0, critic_learning_rate=0.1, device="cpu")
+        assert changed._loss_coefficients(None) == (3.0, 1.0)
+        assert changed._correction_lr_schedule(1.0) == 0.1
 
 
 def test_many_environments() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch as th
@@ -7,7 +9,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from torch import nn
 
-from sb3_avgcorr.common.averaging import AveragingCorrection
+from sb3_avgcorr.common.averaging import AveragingCorrection, Rollout
 from sb3_avgcorr.common.correction import CorrectionLoss
 from sb3_avgcorr.common.critic import CriticLearningRate, critic_parameters
 
@@ -147,10 +149,10 @@ class AveragingBAC(AveragingCorrection, BAC):
     defaults, and the correction's as keywords. With ``correction=None`` it is :class:`BAC`, to the bit.
 
     A correction that shares the critic's layers is learned with the critic, in one step a rollout at ``critic_learning_rate``
-    on ``vf_coef`` times the value loss plus the loss of the correction; A2C's own step is then the actor's alone. So, other
-    than in the rest of the family, ``correction_coef=None`` means ``1 / vf_coef`` here, and ``correction_learning_rate=None``
-    the critic's. The correction's other defaults are the paper's, too: squared error on γ^t times 29, weights not divided by
-    their mean (a rollout is short against an episode), not drawn towards 1.
+    on ``vf_coef`` times the value loss plus the loss of the correction; A2C's own step is then the actor's alone. That is what
+    ``correction_coef=None`` and ``correction_learning_rate=None`` mean here; if given, they take the place of ``1 / vf_coef``
+    and, for both, of ``critic_learning_rate``. The correction's other defaults are the paper's, too: squared error on γ^t
+    times 29, weights not divided by their mean (a rollout is short against an episode), not drawn towards 1.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class AveragingBAC(AveragingCorrection, BAC):
             correction_scale=correction_scale,
             correction_lambda=correction_lambda,
             correction_coef=correction_coef,
-            correction_learning_rate=critic_learning_rate if correction_learning_rate is None else correction_learning_rate,
+            correction_learning_rate=correction_learning_rate,
             correction_epochs=correction_epochs,
             correction_batch_size=correction_batch_size,
             correction_shrinkage=correction_shrinkage,
@@ -184,11 +186,11 @@ class AveragingBAC(AveragingCorrection, BAC):
             critic_learning_rate=critic_learning_rate,
             **kwargs,
         )
-        if correction_coef is None and self.vf_coef > 0.0:
-            self.correction_coef = 1.0 / self.vf_coef
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        if self.correction_learning_rate is None:
+            self._correction_lr_schedule = self._critic_lr_schedule
         # whether the correction's fit trains all of the critic, so that A2C's step need not do so again
         self._fits_critic = (
             self.correction_net is not None
@@ -198,12 +200,17 @@ class AveragingBAC(AveragingCorrection, BAC):
             and not any(True for _ in self.policy.vf_features_extractor.parameters())
         )
 
-    def train(self) -> None:
+    def _loss_coefficients(self, rollout: Rollout) -> tuple[float, float]:
+        return (self.vf_coef, 1.0) if self.correction_coef is None else super()._loss_coefficients(rollout)
+
+    @contextmanager
+    def _around_update(self) -> Iterator[None]:
         vf_coef = self.vf_coef
         if self._fits_critic:
             self.vf_coef = 0.0
         try:
-            super().train()
+            with super()._around_update():
+                yield
         finally:
             self.vf_coef = vf_coef
 

@@ -327,7 +327,7 @@ class AveragingCorrection(CriticLearningRate):
         if weights is not None:
             buffer.advantages = buffer.advantages * weights
 
-        with self._without_own_normalization(), fast.lean_training(self.policy) if self._fast_applies else nullcontext():
+        with self._around_update(), fast.lean_training(self.policy) if self._fast_applies else nullcontext():
             super().train()
 
         if rollout is not None:
@@ -338,7 +338,8 @@ class AveragingCorrection(CriticLearningRate):
                 self._fit(rollout, self._features(rollout), self.critic_epochs, correction=False)
 
     @contextmanager
-    def _without_own_normalization(self) -> Iterator[None]:
+    def _around_update(self) -> Iterator[None]:
+        """What must be otherwise while the algorithm's own ``train()`` runs."""
         if not self.normalize_before_weighting:
             yield
             return
@@ -461,13 +462,7 @@ class AveragingCorrection(CriticLearningRate):
             self._calibrate(rollout.steps.size)
 
         returns = self._to_tensor(rollout.returns)
-        if self.correction_coef is None:
-            # The value loss is made small beside the correction's whatever the size of the rewards (the algorithm's own
-            # update trains the critic as well); it, not the correction's, is scaled, for Adam does not follow gradients of
-            # sparse rewards' size.
-            value_coef, coef = 0.1 / max(rollout.value_loss, float(rollout.returns.var()), 0.1), 1.0
-        else:
-            value_coef, coef = 1.0, self.correction_coef
+        value_coef, coef = self._loss_coefficients(rollout)
         n_samples = len(features)
         size = n_samples if self.correction_batch_size is None else min(self.correction_batch_size, n_samples)
         targets = self._to_tensor(rollout.powers)
@@ -498,6 +493,18 @@ class AveragingCorrection(CriticLearningRate):
             self.logger.record("correction/loss", float(th.stack(losses).mean()))
             if self.correction_average is not None:
                 self.correction_average.update_parameters(cast(CorrectionNetwork, net))
+
+    def _loss_coefficients(self, rollout: Rollout) -> tuple[float, float]:
+        """
+        :param rollout: the rollout
+        :return: weights of the value loss and of the correction's, where both are fitted together
+        """
+        if self.correction_coef is not None:
+            return 1.0, self.correction_coef
+        # The value loss is made small beside the correction's whatever the size of the rewards (the algorithm's own update
+        # trains the critic as well); it, not the correction's, is scaled, for Adam does not follow gradients of sparse
+        # rewards' size.
+        return 0.1 / max(rollout.value_loss, float(rollout.returns.var()), 0.1), 1.0
 
     def _calibrate(self, n_samples: int) -> None:
         """
