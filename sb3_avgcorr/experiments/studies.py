@@ -191,7 +191,7 @@ STUDIES: dict[str, Study] = {
     "mountaincar-pointmass": Study(
         "PPO on MountainCarContinuous and PointMass",
         "Figure 6",
-        (_MOUNTAIN_CAR, Task("avgcorr/PointMassEasy-v0", 40_000)),
+        (_MOUNTAIN_CAR, Task("avgcorr/PointMassEasy-v0", 20_000)),
         (
             Expectation("averaging learns faster than the original", "averaging", "better than", "none"),
             Expectation("averaging ends higher than the original", "averaging", "better than", "none", "final"),
