@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 #: line colours, the same agent the same colour in every figure
@@ -181,6 +182,7 @@ def curves(
         if hline is not None:
             axis.axhline(hline, color="0.7", linewidth=0.8, zorder=0)
         axis.set_xlabel(x)
+        axis.xaxis.set_major_locator(MaxNLocator(5))  # else large numbers of steps touch each other
         axis.set_title("" if panel is None else f"{panel} = {value}" if not isinstance(value, str) else value, fontsize=10)
         if ylim is not None:
             axis.set_ylim(*ylim)
