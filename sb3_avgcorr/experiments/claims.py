@@ -23,15 +23,13 @@ Array = npt.NDArray[np.float64]
 T = TypeVar("T")
 Verdict = Literal["supported", "contradicted", "cannot tell"]
 
-#: points of a learning curve
-POINTS = 40
 #: "as good as": not worse by more than this part of the other's return
 MARGIN = 0.1
 #: what holds for every study
 PROTOCOL = (
     "Settings: `hyperparams/paper/`. Time limits count as termination, as in the authors' programs (old Gym). The "
     "correction's output is softplus where theirs is ReLU, which can die. Curves are means over the episodes that ended in "
-    "each fortieth of a run; where none ended, the value before goes on."
+    "each of {points} parts of a run; where none ended, the value before goes on."
 )
 
 
@@ -143,7 +141,7 @@ def tabulate(
             if len(result.episodes) == 0:
                 outcome.failed[job] = f"no episode ended within {job.steps} steps"
                 continue
-            width = max(job.steps // POINTS, 1)
+            width = max(job.steps // study.points, 1)
             points = curve(result, width, job.steps, "return" if cell.gamma is None else cell.gamma)
             values.append(points)
             identity = {
@@ -193,7 +191,7 @@ def _write(
         + "; ".join(sizes)
         + ".",
         "",
-        f"{study.note} {PROTOCOL}".strip(),
+        f"{study.note} {PROTOCOL.format(points=study.points)}".strip(),
         "",
         f"Made by `{command}`; every curve is in `{name}.csv`.",
         "",

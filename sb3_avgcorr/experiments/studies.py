@@ -85,6 +85,11 @@ class Study:
     borrowed: tuple[str, ...] = ()
 
     @property
+    def points(self) -> int:
+        """Of a learning curve."""
+        return 20 if self.gammas else 40  # there is one curve for each γ
+
+    @property
     def what(self) -> str:
         """Name of the returns in tables."""
         return "discounted" if self.gammas else "return"
@@ -159,7 +164,7 @@ def plan(study: Study, *, full: bool, seeds: int | None = None, steps: int | Non
 _CLASSIC = tuple(Task(env, 200_000, "bac", seeds=5) for env in ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0"))
 _MUJOCO = tuple(Task(f"{name}-v4", 32_000) for name in ("HalfCheetah", "Ant", "Walker2d", "Swimmer"))
 _MUJOCO_IDS = tuple(task.env for task in _MUJOCO)
-_MOUNTAIN_CAR = Task("MountainCarContinuous-v0", 60_000)
+_MOUNTAIN_CAR = Task("MountainCarContinuous-v0", 60_000, seeds=10)
 _CAR = ("MountainCarContinuous-v0",)
 _DOMINATES = ("CartPole-v1", *_CAR)
 
