@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from sb3_avgcorr.experiments.jobs import Job
-from sb3_avgcorr.experiments.runner import run_jobs
-from sb3_avgcorr.experiments.statistics import areas, curve, difference, finals, interval
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.runner import run_jobs
+from sb3_avgcorr.reporting.statistics import areas, curve, difference, finals, interval
 
 RESULTS = Path(__file__).parent / "results"
 #: task -> steps, settings

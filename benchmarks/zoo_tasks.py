@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sb3_avgcorr.experiments.jobs import Job, read_result
-from sb3_avgcorr.experiments.training import run_job, settings_of
+from sb3_avgcorr.runs.jobs import Job, read_result
+from sb3_avgcorr.runs.training import run_job, settings_of
 
 TASKS = [
     "CartPole-v1",

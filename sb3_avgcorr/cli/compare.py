@@ -21,14 +21,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rl_zoo3.utils import StoreDict
 
-from sb3_avgcorr.common import page
-from sb3_avgcorr.experiments import statistics
-from sb3_avgcorr.experiments.jobs import Job, Result
-from sb3_avgcorr.experiments.report import curves as draw_curves
-from sb3_avgcorr.experiments.runner import run_jobs
-from sb3_avgcorr.experiments.training import check_job, settings_of
+from sb3_avgcorr.errors import UserError, nearest
+from sb3_avgcorr.reporting import page, statistics
+from sb3_avgcorr.reporting.figures import curves as draw_curves
+from sb3_avgcorr.runs.jobs import Job, Result
+from sb3_avgcorr.runs.runner import run_jobs
+from sb3_avgcorr.runs.training import check_job, settings_of
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS
-from sb3_avgcorr.zoo.config import ZooError, make_folder, nearest, paper_config
+from sb3_avgcorr.zoo.config import make_folder, paper_config
 
 Settings = Literal["equal", "own"]
 
@@ -319,7 +319,7 @@ def variant(
     bases = [name.removeprefix("averaging_") for name in ALGORITHMS if name.startswith("averaging_")]
     known = [prefix + base for base in bases for prefix in ("", "power_", "averaging_")]
     if algo not in known:
-        raise ZooError(
+        raise UserError(
             f"{algo!r} has no averaging correction whose settings it could share (--settings equal); {nearest(algo, known)} "
             "Else take --settings own."
         )
@@ -342,14 +342,14 @@ def variant(
 def prepare(options: argparse.Namespace) -> dict[str, list[Job]]:
     """
     :param options: of the command
-    :return: the runs of each variant; a ZooError tells what makes no sense before anything is made
+    :return: the runs of each variant; a UserError tells what makes no sense before anything is made
     """
     for name, least in (("seeds", 1), ("steps", 1), ("jobs", 1), ("eval_episodes", 0)):
         value = getattr(options, name)
         if value is not None and value < least:
-            raise ZooError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
     if len(set(options.algos)) < len(options.algos):
-        raise ZooError(f"--algos has an algorithm twice: {' '.join(options.algos)}.")
+        raise UserError(f"--algos has an algorithm twice: {' '.join(options.algos)}.")
     check_job(Job("averaging_ppo", options.env, 0, 1))  # the environment
     common = {"paper": options.paper, "env_kwargs": options.env_kwargs or {}}
     variants: dict[str, list[Job]] = {}
@@ -379,7 +379,7 @@ def prepare(options: argparse.Namespace) -> dict[str, list[Job]]:
         ]
     families = {algo.removeprefix("averaging_").removeprefix("power_") for algo in options.algos}
     if options.settings == "equal" and len(families) > 1:
-        raise ZooError(
+        raise UserError(
             f"--algos has algorithms of several families ({', '.join(sorted(families))}), which cannot have equal settings; "
             "take one family, or --settings own."
         )
@@ -393,7 +393,7 @@ class KeyValue(StoreDict):
         try:
             super().__call__(parser, namespace, values, option_string)
         except Exception as error:  # values are Python expressions, which may fail in any way
-            raise ZooError(
+            raise UserError(
                 f"{' '.join(values)!r} ({option_string}) must be key:value, with a value as Python writes it, text in quotes "
                 f"(policy:\"'MlpPolicy'\"): {error}"
             ) from error

@@ -4,20 +4,20 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from sb3_avgcorr.zoo.config import ZooError, nearest
+from sb3_avgcorr.errors import UserError, nearest
 
 #: subcommand -> (module, function that takes the arguments after the subcommand, what it is for)
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "train": ("sb3_avgcorr.zoo.commands", "train", "train an agent, tune hyperparameters (-optimize), or go on (-i)"),
-    "enjoy": ("sb3_avgcorr.zoo.commands", "enjoy", "watch or score a trained agent"),
-    "plot-train": ("sb3_avgcorr.zoo.commands", "plot_train", "learning curves of training runs"),
-    "all-plots": ("sb3_avgcorr.zoo.commands", "all_plots", "compare evaluations of several runs, and store them"),
-    "plot-from-file": ("sb3_avgcorr.zoo.commands", "plot_from_file", "plots and rliable statistics of what all-plots stored"),
-    "record-video": ("sb3_avgcorr.zoo.commands", "record_video", "a video of a trained agent"),
-    "diagnose": ("sb3_avgcorr.diagnostics.cli", "main", "does my task suffer from the mismatch?"),
-    "compare": ("sb3_avgcorr.experiments.compare", "main", "does a correction help on my task?"),
-    "reproduce": ("sb3_avgcorr.experiments.reproduce", "main", "an experiment of the paper, and what becomes of its claim"),
-    "push-to-hub": ("sb3_avgcorr.zoo.commands", "push_to_hub", "share a trained agent on the Hugging Face hub"),
+    "train": ("sb3_avgcorr.cli.rl_zoo", "train", "train an agent, tune hyperparameters (-optimize), or go on (-i)"),
+    "enjoy": ("sb3_avgcorr.cli.rl_zoo", "enjoy", "watch or score a trained agent"),
+    "plot-train": ("sb3_avgcorr.cli.rl_zoo", "plot_train", "learning curves of training runs"),
+    "all-plots": ("sb3_avgcorr.cli.rl_zoo", "all_plots", "compare evaluations of several runs, and store them"),
+    "plot-from-file": ("sb3_avgcorr.cli.rl_zoo", "plot_from_file", "plots and rliable statistics of what all-plots stored"),
+    "record-video": ("sb3_avgcorr.cli.rl_zoo", "record_video", "a video of a trained agent"),
+    "diagnose": ("sb3_avgcorr.cli.diagnose", "main", "does my task suffer from the mismatch?"),
+    "compare": ("sb3_avgcorr.cli.compare", "main", "does a correction help on my task?"),
+    "reproduce": ("sb3_avgcorr.cli.reproduce", "main", "an experiment of the paper, and what becomes of its claim"),
+    "push-to-hub": ("sb3_avgcorr.cli.rl_zoo", "push_to_hub", "share a trained agent on the Hugging Face hub"),
 }
 
 NEEDS_EXTRA = "pip install 'sb3-avgcorr[zoo]'"
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments[0].replace("_", "-")
     try:
         if name not in COMMANDS:
-            raise ZooError(f"There is no command {arguments[0]!r}; {nearest(name, COMMANDS)}")
+            raise UserError(f"There is no command {arguments[0]!r}; {nearest(name, COMMANDS)}")
         module, function, _ = COMMANDS[name]
         try:
             command: Callable[[list[str]], int | None] = getattr(importlib.import_module(module), function)
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             missing = (error.name or "").partition(".")[0]
             if missing == "sb3_avgcorr":
                 raise
-            raise ZooError(f"This needs {missing}, which is not installed: {NEEDS_EXTRA}") from error
+            raise UserError(f"This needs {missing}, which is not installed: {NEEDS_EXTRA}") from error
         return command(arguments[1:]) or 0
-    except ZooError as error:
+    except UserError as error:
         print(f"sb3-avgcorr: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sb3_avgcorr.zoo.config import ZooError, make_folder, nearest
+from sb3_avgcorr.errors import UserError, nearest
+from sb3_avgcorr.zoo.config import make_folder
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Experiment:
 
 def _module(module: str, quick: dict[str, Any], full: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """A small experiment with a module of its own, whose ``run`` knows its size."""
-    run = importlib.import_module(f"sb3_avgcorr.experiments.{module}").run
+    run = importlib.import_module(f"sb3_avgcorr.paper.{module}").run
     size = dict(full if options.full else quick)
     taken = {"seeds", "steps", "runs"} & inspect.signature(run).parameters.keys()
     size.update({name: getattr(options, name) for name in taken if getattr(options, name) is not None})
@@ -52,26 +53,26 @@ def _how(options: argparse.Namespace) -> dict[str, Any]:
 
 def _study(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Training runs of several variants."""
-    from sb3_avgcorr.experiments.claims import run_study
-    from sb3_avgcorr.experiments.studies import STUDIES
+    from sb3_avgcorr.paper.claims import run_study
+    from sb3_avgcorr.paper.training import STUDIES
 
     return run_study(name, STUDIES[name], options.out, **_how(options))
 
 
 def _study_envs(name: str) -> set[str]:
-    from sb3_avgcorr.experiments.studies import STUDIES
+    from sb3_avgcorr.paper.training import STUDIES
 
     return {task.env for task in STUDIES[name].tasks}
 
 
 def _long_tail_envs() -> set[str]:
-    from sb3_avgcorr.experiments.long_tail import TASKS
+    from sb3_avgcorr.studies.long_tail import TASKS
 
     return set(TASKS)
 
 
 def _long_tail(options: argparse.Namespace) -> dict[str, Any]:
-    from sb3_avgcorr.experiments.long_tail import run
+    from sb3_avgcorr.studies.long_tail import run
 
     return run(options.out, **_how(options))
 
@@ -92,12 +93,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         {"seeds": 3, "steps": 40_000},
         {},
     ),
-    "bias": _own_module("emphasis", "Fig. 2", "bias and variance of the state emphasis", {"steps": 20_000}, {"seeds": 10}),
+    "bias": _own_module("bias", "Fig. 2", "bias and variance of the state emphasis", {"steps": 20_000}, {"seeds": 10}),
     "bias-ratio": _own_module(
         "bias_ratio", "App. E", "bias left by the learned correction", {"seeds": 3, "steps": 10_000}, {"seeds": 10}
     ),
     "dotreacher": _own_module(
-        "dotreacher_returns", "App. E", "returns on the discrete reacher", {"seeds": 3, "steps": 10_000}, {"seeds": 10}
+        "dot_reacher_returns", "App. E", "returns on the discrete reacher", {"seeds": 3, "steps": 10_000}, {"seeds": 10}
     ),
     "classic-control": _training("classic-control", "Fig. 3", "batch actor-critic on three classic tasks"),
     "mujoco": _training("mujoco", "Fig. 4", "PPO on four MuJoCo tasks"),
@@ -148,12 +149,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("seeds", "steps", "jobs"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise ZooError(f"--{name} is {value}; it must be at least 1.")
+            raise UserError(f"--{name} is {value}; it must be at least 1.")
     if options.list or options.name is None:
         print(listing())
         return 0 if options.list else 2
     if options.name != "all" and options.name not in EXPERIMENTS:
-        raise ZooError(f"There is no experiment {options.name!r}; {nearest(options.name, [*EXPERIMENTS, 'all'])}")
+        raise UserError(f"There is no experiment {options.name!r}; {nearest(options.name, [*EXPERIMENTS, 'all'])}")
     names = list(EXPERIMENTS) if options.name == "all" else [options.name]
     if options.envs:
         known = {name: EXPERIMENTS[name].envs() for name in names}
@@ -161,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not any(env in envs for envs in known.values()):
                 among = set().union(*known.values())
                 hint = nearest(env, among) if among else "it has no choice of tasks."
-                raise ZooError(f"{env!r} (--envs) is not a task of {options.name}; {hint}")
+                raise UserError(f"{env!r} (--envs) is not a task of {options.name}; {hint}")
         names = [name for name in names if known[name] & set(options.envs)]
     make_folder(options.out, "--out")
     try:

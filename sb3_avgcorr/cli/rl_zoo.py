@@ -13,8 +13,9 @@ from typing import Any
 import gymnasium as gym
 import rl_zoo3.utils
 
+from sb3_avgcorr.errors import UserError, nearest
 from sb3_avgcorr.zoo.algorithms import UncorrectedPPO
-from sb3_avgcorr.zoo.config import ZooError, nearest, paper_config
+from sb3_avgcorr.zoo.config import paper_config
 from sb3_avgcorr.zoo.registry import register
 from sb3_avgcorr.zoo.signals import StopSignals
 
@@ -44,17 +45,17 @@ def _prepare(argv: list[str], *, for_training: bool = False) -> tuple[argparse.N
         parser.add_argument("-i", "--trained-agent")
     options, rest = parser.parse_known_args(argv)
     if options.algo not in rl_zoo3.utils.ALGOS:
-        raise ZooError(f"There is no algorithm {options.algo!r}; {nearest(options.algo, rl_zoo3.utils.ALGOS)}")
+        raise UserError(f"There is no algorithm {options.algo!r}; {nearest(options.algo, rl_zoo3.utils.ALGOS)}")
     module, colon, env_id = options.env.rpartition(":")
     for package in [*options.gym_packages, *([module] if colon else [])]:
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise ZooError(
+            raise UserError(
                 f"The package {package!r}, which should register environments, cannot be imported: {error}"
             ) from error
     if env_id not in gym.registry:
-        raise ZooError(f"There is no environment {env_id!r}; {nearest(env_id, gym.registry)}")
+        raise UserError(f"There is no environment {env_id!r}; {nearest(env_id, gym.registry)}")
     return options, ["--algo", options.algo, "--env", env_id, *rest]
 
 
@@ -83,7 +84,7 @@ def _complain(function: Callable[[], object]) -> Callable[[], object]:
         try:
             function()
         except (AssertionError, ValueError, FileNotFoundError) as error:
-            raise ZooError(" ".join(str(error).split())) from error
+            raise UserError(" ".join(str(error).split())) from error
 
     return run
 
@@ -100,7 +101,7 @@ def train(argv: list[str]) -> int:
     options, rest = _prepare(argv, for_training=True)
     if options.trained_agent:
         if not (options.trained_agent.endswith(".zip") and os.path.isfile(options.trained_agent)):
-            raise ZooError(f"The trained agent {options.trained_agent!r} is not there; name the .zip file of a saved model.")
+            raise UserError(f"The trained agent {options.trained_agent!r} is not there; name the .zip file of a saved model.")
         rest += ["--trained-agent", options.trained_agent]
     if _given(argv, "-h", "--help"):
         print("Of ours: --paper, the paper's settings (hyperparams/paper); the default --algo is averaging_ppo. Of RL Zoo:")

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sb3_avgcorr.common import page
 from sb3_avgcorr.diagnostics.estimates import Estimate
 from sb3_avgcorr.diagnostics.gradient import GradientComparison
+from sb3_avgcorr.reporting import page
 
 #: degrees from which a change of the gradient is called moderate and large
 MODERATE_ANGLE, LARGE_ANGLE = 10.0, 30.0

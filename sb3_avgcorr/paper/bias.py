@@ -3,7 +3,7 @@ Bias and variance of the state emphasis on DotReacher (the paper's Figure 2).
 
 At checkpoints of a batch actor-critic run, ten buffers are drawn with the policy of the moment. The emphasis of a state in a
 buffer is its visit frequency (biased), times γ^t (power) or times f(s) (averaging), both times (1-γ)·T.
-``python -m sb3_avgcorr.experiments.emphasis --out DIR``
+``python -m sb3_avgcorr.paper.bias --out DIR``
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sb3_avgcorr.experiments.dotreacher import HORIZON, estimates, make, mdp_of, probabilities
-from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, within, write
+from sb3_avgcorr.paper.dot_reacher import HORIZON, estimates, make, mdp_of, probabilities
+from sb3_avgcorr.reporting.figures import Claim, curves, interval, parser_for, within, write
 
 Array = npt.NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 """
 Bias ratio on DotReacher (the paper's Appendix E), for a shared and a separate correction network, and the residual bias.
 
-``python -m sb3_avgcorr.experiments.bias_ratio --out DIR``
+``python -m sb3_avgcorr.paper.bias_ratio --out DIR``
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from sb3_avgcorr.experiments.dotreacher import POINTS, Network, train
-from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, write
+from sb3_avgcorr.paper.dot_reacher import POINTS, Network, train
+from sb3_avgcorr.reporting.figures import Claim, curves, interval, parser_for, write
 
 
 def run(

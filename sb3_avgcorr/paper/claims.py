@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sb3_avgcorr.experiments.compare import Settings
-from sb3_avgcorr.experiments.jobs import Job
-from sb3_avgcorr.experiments.report import curves, interval, shown
-from sb3_avgcorr.experiments.runner import Outcome, run_jobs
-from sb3_avgcorr.experiments.statistics import areas, curve, difference, finals
-from sb3_avgcorr.experiments.studies import COMPARISONS, Cell, Expectation, Study, Task, plan
-from sb3_avgcorr.zoo.config import ZooError, nearest
+from sb3_avgcorr.cli.compare import Settings
+from sb3_avgcorr.errors import UserError, nearest
+from sb3_avgcorr.paper.training import COMPARISONS, Cell, Expectation, Study, Task, plan
+from sb3_avgcorr.reporting.figures import curves, interval, shown
+from sb3_avgcorr.reporting.statistics import areas, curve, difference, finals
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.runner import Outcome, run_jobs
 
 Array = npt.NDArray[np.float64]
 T = TypeVar("T")
@@ -56,11 +56,11 @@ def only(tasks: Mapping[str, T], envs: Sequence[str] | None) -> dict[str, T]:
     """
     :param tasks: something for each task
     :param envs: ids of those that are wanted; none: all
-    :return: that of those; a ZooError names one that is not there
+    :return: that of those; a UserError names one that is not there
     """
     for env in envs or ():
         if env not in tasks:
-            raise ZooError(f"{env!r} (--envs) is not a task of this experiment; {nearest(env, tasks)}")
+            raise UserError(f"{env!r} (--envs) is not a task of this experiment; {nearest(env, tasks)}")
     return {env: value for env, value in tasks.items() if not envs or env in envs}
 
 

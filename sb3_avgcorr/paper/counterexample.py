@@ -2,7 +2,7 @@
 The paper's counterexample (its Section 6 and Appendix D): two states that one policy parameter cannot tell apart.
 
 Three agents with true action values learn θ, with π(top) = sigmoid(θ) in both states. The uncorrected gradient is zero
-whatever θ is; either correction finds the better action. ``python -m sb3_avgcorr.experiments.counterexample --out DIR``
+whatever θ is; either correction finds the better action. ``python -m sb3_avgcorr.paper.counterexample --out DIR``
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, within, write
+from sb3_avgcorr.reporting.figures import Claim, curves, interval, parser_for, within, write
 
 Array = npt.NDArray[np.float64]
 Agent = Literal["biased", "power", "averaging"]
@@ -227,7 +227,7 @@ def run(
     )
     extra: dict[str, pd.DataFrame] = {}
     if deep:
-        from sb3_avgcorr.experiments.blind import train_blind
+        from sb3_avgcorr.paper.blind import train_blind
 
         blind = train_blind(seeds=min(seeds, 3))
         extra["counterexample_algorithms"] = blind

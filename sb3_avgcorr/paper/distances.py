@@ -5,7 +5,7 @@ The paper's measure after every rollout (8 bins a dimension, 5000 resets, 5 dime
 of 10 such draws), and after the last one everything that ``diagnose`` measures. The paper trained with settings tuned for each
 task; here SB3's PPO has the same settings everywhere.
 
-``python -m sb3_avgcorr.experiments.distances --out DIR``
+``python -m sb3_avgcorr.paper.distances --out DIR``
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sb3_avgcorr.diagnostics import CorrectionDiagnosticsCallback
 from sb3_avgcorr.diagnostics.distances import Columns, histogram_distance
 from sb3_avgcorr.diagnostics.estimates import blocks_of
 from sb3_avgcorr.envs import register_envs
-from sb3_avgcorr.experiments.report import Claim, interval, parser_for, write
+from sb3_avgcorr.reporting.figures import Claim, interval, parser_for, write
 
 ROLLOUT = 4000
 #: task -> (environment, discount factor of the paper's best setting, distance in the paper's Table 1)

@@ -1,7 +1,7 @@
 """
 Returns of three batch actor-critic agents on DotReacher (the paper's Appendix E).
 
-``python -m sb3_avgcorr.experiments.dotreacher_returns --out DIR``
+``python -m sb3_avgcorr.paper.dot_reacher_returns --out DIR``
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from sb3_avgcorr.experiments.dotreacher import POINTS, train
-from sb3_avgcorr.experiments.report import Claim, curves, interval, parser_for, write
+from sb3_avgcorr.paper.dot_reacher import POINTS, train
+from sb3_avgcorr.reporting.figures import Claim, curves, interval, parser_for, write
 
 AGENTS: dict[str, str | None] = {"biased": None, "power": "power", "averaging": "averaging"}
 

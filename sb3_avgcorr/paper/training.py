@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sb3_avgcorr.experiments.compare import Settings, variant
-from sb3_avgcorr.experiments.jobs import GAMMAS, Job
+from sb3_avgcorr.cli.compare import Settings, variant
+from sb3_avgcorr.runs.jobs import GAMMAS, Job
 from sb3_avgcorr.zoo.config import paper_config, read_yaml
 
 COMPARISONS: tuple[Settings, ...] = ("own", "equal")

@@ -227,7 +227,7 @@ def write(
     for key, table in (extra or {}).items():
         files[key] = out / f"{key}.csv"
         table.to_csv(files[key], index=False, float_format="%.6g")
-    command = f"python -m sb3_avgcorr.experiments.{name} --out DIR {arguments}".rstrip()
+    command = f"python -m sb3_avgcorr.paper.{name} --out DIR {arguments}".rstrip()
     report = "\n".join(
         [
             f"# {title}",

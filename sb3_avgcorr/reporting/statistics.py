@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rliable import library
 from scipy import stats
 
-from sb3_avgcorr.experiments.jobs import Episodes, Result
+from sb3_avgcorr.runs.jobs import Episodes, Result
 
 Array = npt.NDArray[np.float64]
 #: which return of an episode: undiscounted, discounted with the algorithm's γ, or with this γ

@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from sb3_avgcorr.experiments.jobs import (
+from sb3_avgcorr.errors import UserError
+from sb3_avgcorr.runs.jobs import (
     LOG,
     PROGRESS,
     RESULT,
@@ -32,8 +33,8 @@ from sb3_avgcorr.experiments.jobs import (
     set_aside_corrupt,
     write_document,
 )
-from sb3_avgcorr.experiments.training import Locked, changed_settings, run_job
-from sb3_avgcorr.zoo.config import ZooError, make_folder
+from sb3_avgcorr.runs.training import Locked, changed_settings, run_job
+from sb3_avgcorr.zoo.config import make_folder
 
 #: exit code of a process that found its job taken (EX_TEMPFAIL)
 LOCKED = 75
@@ -145,7 +146,7 @@ def _tell_changed(jobs: Sequence[Job], folder: Path) -> None:
             if key not in asked:
                 try:
                     asked[key] = changed_settings(result)
-                except ZooError:  # a task that is not installed here; its result can be read all the same
+                except UserError:  # a task that is not installed here; its result can be read all the same
                     asked[key] = []
             if asked[key]:
                 changed[job.name] = asked[key]
@@ -292,7 +293,7 @@ class RayPool:
                 self._ray.init(**options)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 self.close()
-                raise ZooError(f"Ray cannot be reached at {address!r} (--ray): {error}") from error
+                raise UserError(f"Ray cannot be reached at {address!r} (--ray): {error}") from error
         if address and workers is not None:
             self.slots = workers
         self._task = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_ray_task)
@@ -362,7 +363,7 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ZooError(f"--ray needs Ray, which is not installed ({error}): pip install 'sb3-avgcorr[ray]'") from error
+        raise UserError(f"--ray needs Ray, which is not installed ({error}): pip install 'sb3-avgcorr[ray]'") from error
     return ray
 
 

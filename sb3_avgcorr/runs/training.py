@@ -38,7 +38,8 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
-from sb3_avgcorr.experiments.jobs import (
+from sb3_avgcorr.errors import UserError, nearest
+from sb3_avgcorr.runs.jobs import (
     CHECKPOINT,
     GAMMAS,
     LOCK,
@@ -56,7 +57,7 @@ from sb3_avgcorr.experiments.jobs import (
     write_document,
 )
 from sb3_avgcorr.zoo.algorithms import UncorrectedBAC, UncorrectedPPO
-from sb3_avgcorr.zoo.config import ZooError, nearest, paper_config
+from sb3_avgcorr.zoo.config import paper_config
 from sb3_avgcorr.zoo.manager import ExperimentManager
 from sb3_avgcorr.zoo.registry import register
 from sb3_avgcorr.zoo.signals import StopSignals
@@ -75,7 +76,7 @@ class Locked(Exception):
 
 def check_job(job: Job) -> None:
     """
-    Raise a ZooError if the algorithm, the environment or the paper's settings do not exist. Makes everything known that a
+    Raise a UserError if the algorithm, the environment or the paper's settings do not exist. Makes everything known that a
     run needs.
 
     :param job: a run
@@ -86,15 +87,15 @@ def check_job(job: Job) -> None:
     module, colon, env_id = job.env.rpartition(":")
     known = rl_zoo3.utils.ALGOS.keys() - {"ars"}  # which tells callbacks nothing of its episodes
     if job.algo not in known:
-        raise ZooError(f"There is no algorithm {job.algo!r}; {nearest(job.algo, known)}")
+        raise UserError(f"There is no algorithm {job.algo!r}; {nearest(job.algo, known)}")
     if colon:
         try:
             importlib.import_module(module)
         except (ImportError, ValueError, TypeError) as error:  # the latter two: not the name of a package
             message = f"The package {module!r}, which should register environments, cannot be imported: {error}"
-            raise ZooError(message) from error
+            raise UserError(message) from error
     if env_id not in gym.registry:
-        raise ZooError(f"There is no environment {env_id!r}; {nearest(env_id, gym.registry)}")
+        raise UserError(f"There is no environment {env_id!r}; {nearest(env_id, gym.registry)}")
     if job.paper:
         paper_config(job.algo)
 
@@ -109,7 +110,7 @@ def settings_of(job: Job) -> dict[str, Any]:
         try:
             return JobManager(job, Path()).read_hyperparameters()[0]
         except ValueError as error:
-            raise ZooError(" ".join(str(error).split())) from error
+            raise UserError(" ".join(str(error).split())) from error
 
 
 def changed_settings(result: Result) -> list[str]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 
-from sb3_avgcorr.experiments.claims import command_of, judge, only
-from sb3_avgcorr.experiments.jobs import Job
-from sb3_avgcorr.experiments.report import curves, interval, shown
-from sb3_avgcorr.experiments.runner import run_jobs
-from sb3_avgcorr.experiments.studies import Expectation
+from sb3_avgcorr.paper.claims import command_of, judge, only
+from sb3_avgcorr.paper.training import Expectation
+from sb3_avgcorr.reporting.figures import curves, interval, shown
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.runner import run_jobs
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
 #: task -> strengths of the mismatch

@@ -1,6 +1,6 @@
-import sys
+"""``python -m sb3_avgcorr.zoo``: an older name of ``python -m sb3_avgcorr``."""
 
-from sb3_avgcorr.zoo.cli import main
+import runpy
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runpy.run_module("sb3_avgcorr", run_name="__main__")

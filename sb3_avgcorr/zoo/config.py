@@ -1,12 +1,12 @@
 """Where hyperparameters come from, and whether they make sense. Imports nothing of RL Zoo."""
 
-import difflib
 import inspect
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_avgcorr.errors import UserError, nearest
 
 #: keys of an entry that RL Zoo takes for itself
 ZOO_KEYS = frozenset(
@@ -23,23 +23,6 @@ GIVEN_BY_ZOO = {
 }
 
 
-class ZooError(Exception):
-    """A mistake of the user's, told in one line."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """
-    :param name: an unknown name
-    :param known: the known ones
-    :return: end of an error message that names the nearest
-    """
-    known = sorted(known)
-    # Names differ in what surrounds the part that was mistyped (a namespace, "averaging_"), so compare without case too.
-    by_lower = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
-    return f"did you mean {by_lower[close[0]]!r}?" if close else f"known are: {', '.join(known)}."
-
-
 def make_folder(path: Path, argument: str) -> None:
     """
     :param path: a folder to be made, if it is not there
@@ -48,7 +31,7 @@ def make_folder(path: Path, argument: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ZooError(f"{str(path)!r} ({argument}) cannot be a folder: {error.strerror}.") from error
+        raise UserError(f"{str(path)!r} ({argument}) cannot be a folder: {error.strerror}.") from error
 
 
 def hyperparams_folder() -> Path:
@@ -59,7 +42,7 @@ def hyperparams_folder() -> Path:
     for folder in (package / "hyperparams", package.parent / "hyperparams"):
         if (folder / "paper").is_dir():
             return folder
-    raise ZooError(f"The hyperparameter files are missing from the installation: neither in {package} nor beside it.")
+    raise UserError(f"The hyperparameter files are missing from the installation: neither in {package} nor beside it.")
 
 
 def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
@@ -72,11 +55,11 @@ def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ZooError(f"The hyperparameter file {path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"The hyperparameter file {path} cannot be read: {error.strerror}.") from error
     except yaml.YAMLError as error:
-        raise ZooError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise ZooError(f"{path} must hold a mapping from environment ids to mappings of hyperparameters.")
+        raise UserError(f"{path} must hold a mapping from environment ids to mappings of hyperparameters.")
     return entries
 
 
@@ -89,13 +72,13 @@ def paper_config(algo: str) -> Path:
     path = folder / f"{algo}.yml"
     if not path.is_file():
         with_paper = ", ".join(sorted(p.stem for p in folder.glob("*.yml")))
-        raise ZooError(f"The paper has no settings for {algo!r} (--paper); it has for: {with_paper}.")
+        raise UserError(f"The paper has no settings for {algo!r} (--paper); it has for: {with_paper}.")
     return path
 
 
 def check_entry(algo: str, cls: type[BaseAlgorithm], entry: dict[str, Any]) -> None:
     """
-    Raise a ZooError for a hyperparameter that neither RL Zoo nor the algorithm knows.
+    Raise a UserError for a hyperparameter that neither RL Zoo nor the algorithm knows.
 
     :param algo: name of the algorithm
     :param cls: its class
@@ -106,9 +89,9 @@ def check_entry(algo: str, cls: type[BaseAlgorithm], entry: dict[str, Any]) -> N
     known = (own | ZOO_KEYS) - GIVEN_BY_ZOO.keys() - {"_init_setup_model"}
     for name in entry:
         if name in GIVEN_BY_ZOO:
-            raise ZooError(f"{name!r} is not a hyperparameter here; use {GIVEN_BY_ZOO[name]}.")
+            raise UserError(f"{name!r} is not a hyperparameter here; use {GIVEN_BY_ZOO[name]}.")
         if name not in known:
-            raise ZooError(f"{algo} has no hyperparameter {name!r}; {nearest(str(name), known)}")
+            raise UserError(f"{algo} has no hyperparameter {name!r}; {nearest(str(name), known)}")
     for name in ("policy", "n_timesteps"):
         if name not in entry:
-            raise ZooError(f"The hyperparameters for {algo} lack {name!r}.")
+            raise UserError(f"The hyperparameters for {algo} lack {name!r}.")

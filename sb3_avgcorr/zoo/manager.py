@@ -17,11 +17,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
+from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS
-from sb3_avgcorr.zoo.config import ZooError, check_entry, hyperparams_folder, read_yaml
+from sb3_avgcorr.zoo.config import check_entry, hyperparams_folder, read_yaml
 from sb3_avgcorr.zoo.masks import acts_in
-from sb3_avgcorr.zoo.report import CorrectionRecord, closing_line, write_report
 from sb3_avgcorr.zoo.signals import NotForChildren, StopSignals
+from sb3_avgcorr.zoo.summary import CorrectionRecord, closing_line, write_report
 
 ZOO_FOLDER = Path(rl_zoo3.__file__).parent / "hyperparams"
 
@@ -93,7 +94,7 @@ class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
                         os.rmdir(parent)
             if isinstance(error, (ValueError, AssertionError, OSError, ImportError)):
                 # A value that makes no sense: the algorithm, the wrapper or the environment has said which.
-                raise ZooError(" ".join(str(error).split())) from error
+                raise UserError(" ".join(str(error).split())) from error
             raise
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -177,7 +178,7 @@ class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
         except ValueError as error:
             # RL Zoo ends with the best trial, which is none if the search was stopped before one was complete.
             if self._signals.received:
-                raise ZooError("The search was stopped before a trial was complete.") from error
+                raise UserError("The search was stopped before a trial was complete.") from error
             raise
         finally:
             self._signals.restore()

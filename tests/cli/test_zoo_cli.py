@@ -23,9 +23,10 @@ import rl_zoo3.utils
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_avgcorr.zoo import cli, register
+from sb3_avgcorr.cli import main as cli
+from sb3_avgcorr.errors import nearest
+from sb3_avgcorr.zoo import register
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS, UncorrectedPPO
-from sb3_avgcorr.zoo.config import nearest
 from sb3_avgcorr.zoo.masks import MaskFromInfo, acts_in
 from sb3_avgcorr.zoo.search import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 
@@ -388,7 +389,7 @@ def test_two_lines_without_our_command(tmp_path: Path):
 
 
 def test_without_rl_zoo_the_command_says_what_to_install():
-    script = "import sys; sys.modules['rl_zoo3'] = None\nfrom sb3_avgcorr.zoo.cli import main; sys.exit(main(['train']))"
+    script = "import sys; sys.modules['rl_zoo3'] = None\nfrom sb3_avgcorr.cli.main import main; sys.exit(main(['train']))"
     run = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=120)
     assert run.returncode == 2
     assert run.stderr == "sb3-avgcorr: This needs rl_zoo3, which is not installed: pip install 'sb3-avgcorr[zoo]'\n"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sb3_avgcorr.envs.dot_reacher import DotReacherEnv
-from sb3_avgcorr.experiments.replay import fill, learned_residual_bias, make_model, predicted_correction, rollouts
+from sb3_avgcorr.studies.replay import fill, learned_residual_bias, make_model, predicted_correction, rollouts
 from sb3_avgcorr.tabular import FiniteMDP, Samples, residual_bias
 
 SEEDS = 5

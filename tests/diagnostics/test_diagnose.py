@@ -20,7 +20,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb3_avgcorr.diagnostics import CorrectionDiagnosticsCallback, Estimate, analysis, diagnose, estimates
-from sb3_avgcorr.diagnostics.cli import main
+from sb3_avgcorr.cli.diagnose import main
 from sb3_avgcorr.diagnostics.distances import Columns, classifier_distance, histogram_distance
 from sb3_avgcorr.diagnostics.estimates import blocks_of
 from sb3_avgcorr.diagnostics.gradient import compare_gradients

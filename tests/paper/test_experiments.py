@@ -9,9 +9,12 @@ import torch as th
 
 from sb3_avgcorr import AveragingPPO
 from sb3_avgcorr.envs.two_state import TwoStateEnv
-from sb3_avgcorr.experiments import bias_ratio, counterexample, dotreacher, dotreacher_returns, emphasis
-from sb3_avgcorr.experiments.blind import AsymmetricPolicy, top_probability, train_blind
-from sb3_avgcorr.experiments.report import Claim, bootstrap, curves, interval, within, write
+from sb3_avgcorr.paper import bias as emphasis
+from sb3_avgcorr.paper import bias_ratio, counterexample
+from sb3_avgcorr.paper import dot_reacher as dotreacher
+from sb3_avgcorr.paper import dot_reacher_returns as dotreacher_returns
+from sb3_avgcorr.paper.blind import AsymmetricPolicy, top_probability, train_blind
+from sb3_avgcorr.reporting.figures import Claim, bootstrap, curves, interval, within, write
 
 
 # The counterexample

@@ -10,16 +10,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sb3_avgcorr.experiments import claims, long_tail
-from sb3_avgcorr.experiments.claims import judge, run_study
-from sb3_avgcorr.experiments.jobs import GAMMAS, Episodes, Job, Result
-from sb3_avgcorr.experiments.report import Claim, interval, within
-from sb3_avgcorr.experiments.reproduce import EXPERIMENTS, main
-from sb3_avgcorr.experiments.runner import Outcome
-from sb3_avgcorr.experiments.studies import STUDIES, Expectation, plan
-from sb3_avgcorr.experiments.training import settings_of
-from sb3_avgcorr.zoo.cli import main as command_line
-from sb3_avgcorr.zoo.config import ZooError
+from sb3_avgcorr.cli.main import main as command_line
+from sb3_avgcorr.cli.reproduce import EXPERIMENTS, main
+from sb3_avgcorr.errors import UserError
+from sb3_avgcorr.paper import claims
+from sb3_avgcorr.paper.claims import judge, run_study
+from sb3_avgcorr.paper.training import STUDIES, Expectation, plan
+from sb3_avgcorr.reporting.figures import Claim, interval, within
+from sb3_avgcorr.runs.jobs import GAMMAS, Episodes, Job, Result
+from sb3_avgcorr.runs.runner import Outcome
+from sb3_avgcorr.runs.training import settings_of
+from sb3_avgcorr.studies import long_tail
 
 NAMED_BY_THE_ISSUE = {
     "counterexample",
@@ -47,7 +48,7 @@ def test_every_experiment_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unknown_name_and_bad_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["reproduce", "mujocco"]) == 2
     assert "'mujoco'" in capsys.readouterr().err
-    with pytest.raises(ZooError, match="--seeds is 0"):
+    with pytest.raises(UserError, match="--seeds is 0"):
         main(["ur5", "--seeds", "0"])
 
 
@@ -261,7 +262,7 @@ def test_only_some_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     result = run_study("mujoco", STUDIES["mujoco"], tmp_path, envs=["Ant-v4"])
     assert {claim["task"] for claim in result["claims"]} == {"Ant-v4"}
     assert "reproduce mujoco --envs Ant-v4" in result["report"]
-    with pytest.raises(ZooError, match="'Ant-v4'"):
+    with pytest.raises(UserError, match="'Ant-v4'"):
         run_study("mujoco", STUDIES["mujoco"], tmp_path, envs=["Ant-v3"])
 
 
@@ -278,9 +279,9 @@ def test_choice_of_tasks_is_checked_before_anything_runs(tmp_path: Path, monkeyp
     for name, experiment in EXPERIMENTS.items():
         monkeypatch.setitem(EXPERIMENTS, name, replace(experiment, run=run(name)))
     out = ["--out", str(tmp_path)]
-    with pytest.raises(ZooError, match=r"'Ant-v4' \(--envs\) is not a task of counterexample"):
+    with pytest.raises(UserError, match=r"'Ant-v4' \(--envs\) is not a task of counterexample"):
         main(["counterexample", "--envs", "Ant-v4", *out])
-    with pytest.raises(ZooError, match=r"'Ant-v3'.*'Ant-v4'"):
+    with pytest.raises(UserError, match=r"'Ant-v3'.*'Ant-v4'"):
         main(["all", "--envs", "Ant-v3", *out])
     assert ran == []
     assert main(["all", "--envs", "Ant-v4", "CartPole-v1", *out]) == 0

@@ -7,8 +7,8 @@ import pytest
 from rliable import library, metrics
 from scipy import stats
 
-from sb3_avgcorr.experiments import statistics
-from sb3_avgcorr.experiments.jobs import Episodes, Job, Result
+from sb3_avgcorr.reporting import statistics
+from sb3_avgcorr.runs.jobs import Episodes, Job, Result
 
 NONE = Episodes(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
 X = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0])

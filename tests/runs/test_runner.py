@@ -23,9 +23,10 @@ import rl_zoo3.exp_manager
 import torch as th
 from conftest import ClockEnv
 
-from sb3_avgcorr.experiments import jobs as jobs_module
-from sb3_avgcorr.experiments import training
-from sb3_avgcorr.experiments.jobs import (
+from sb3_avgcorr.errors import UserError
+from sb3_avgcorr.runs import jobs as jobs_module
+from sb3_avgcorr.runs import training
+from sb3_avgcorr.runs.jobs import (
     CHECKPOINT,
     LOG,
     PROGRESS,
@@ -38,9 +39,8 @@ from sb3_avgcorr.experiments.jobs import (
     write_bytes,
     write_document,
 )
-from sb3_avgcorr.experiments.runner import Display, run_jobs
-from sb3_avgcorr.experiments.training import CHECKPOINT_SECONDS, EpisodeLog, JobManager, Locked, Recorder, check_job, run_job
-from sb3_avgcorr.zoo.config import ZooError
+from sb3_avgcorr.runs.runner import Display, run_jobs
+from sb3_avgcorr.runs.training import CHECKPOINT_SECONDS, EpisodeLog, JobManager, Locked, Recorder, check_job, run_job
 
 #: quick to train, whatever the machine
 LIGHT = {"n_epochs": 1, "correction_epochs": 1}
@@ -273,17 +273,17 @@ def test_open_episodes_of_a_run(tmp_path: Path) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ZooError, match="The package ''"):
+    with pytest.raises(UserError, match="The package ''"):
         check_job(Job("ppo", ":CartPole-v1", 0, 10))
-    with pytest.raises(ZooError, match=r"The package '\.x'"):
+    with pytest.raises(UserError, match=r"The package '\.x'"):
         check_job(Job("ppo", ".x:CartPole-v1", 0, 10))
-    with pytest.raises(ZooError, match="did you mean 'averaging_ppo'"):
+    with pytest.raises(UserError, match="did you mean 'averaging_ppo'"):
         check_job(Job("averagin_ppo", "CartPole-v1", 0, 10))
-    with pytest.raises(ZooError, match="did you mean 'CartPole-v1'"):
+    with pytest.raises(UserError, match="did you mean 'CartPole-v1'"):
         check_job(Job("ppo", "CartPol-v1", 0, 10))
-    with pytest.raises(ZooError, match="'no_such_package'"):
+    with pytest.raises(UserError, match="'no_such_package'"):
         check_job(Job("ppo", "no_such_package:CartPole-v1", 0, 10))
-    with pytest.raises(ZooError, match="paper has no settings"):
+    with pytest.raises(UserError, match="paper has no settings"):
         check_job(Job("averaging_a2c", "CartPole-v1", 0, 10, paper=True))
 
 
@@ -489,8 +489,8 @@ def test_one_process_a_job(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-from sb3_avgcorr.experiments.jobs import Job
-from sb3_avgcorr.experiments.runner import run_jobs
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.runner import run_jobs
 
 if __name__ == "__main__":
     light = {"n_epochs": 1, "correction_epochs": 1}
@@ -530,7 +530,7 @@ def test_nothing_is_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     outcome = run_jobs([job, same], tmp_path, progress=False)
     assert set(outcome.results) == {job, same}
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr("sb3_avgcorr.experiments.runner.LocalPool", None)  # not needed any more
+    monkeypatch.setattr("sb3_avgcorr.runs.runner.LocalPool", None)  # not needed any more
     assert set(run_jobs([job, same], tmp_path, progress=False).results) == {job, same}
     with pytest.raises(ValueError, match="workers is 0"):
         run_jobs([job], tmp_path, workers=0)
@@ -563,7 +563,7 @@ def test_settings_that_changed_since_are_told(
 
 def test_ray_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ZooError, match=r"pip install 'sb3-avgcorr\[ray\]'"):
+    with pytest.raises(UserError, match=r"pip install 'sb3-avgcorr\[ray\]'"):
         run_jobs([cartpole()], tmp_path, ray="")
 
 
@@ -617,7 +617,7 @@ def test_ray_gives_the_same_numbers_also_when_a_worker_is_killed(tmp_path: Path)
 
 def test_ray_results_come_to_the_driver_where_the_folder_is_not_shared(tmp_path: Path) -> None:
     """What a worker on another machine returns, written by the driver."""
-    from sb3_avgcorr.experiments.runner import RayPool, _ray_task
+    from sb3_avgcorr.runs.runner import RayPool, _ray_task
 
     job = cartpole(0, 256)
     locked, problem, document = _ray_task(job, str(tmp_path / "there"), False)

@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sb3_avgcorr.common import page
-from sb3_avgcorr.experiments.compare import analyse, compare, main, parser, prepare, variant
-from sb3_avgcorr.experiments.jobs import Episodes, Job, Result
-from sb3_avgcorr.experiments.training import CHECKPOINT_SECONDS
-from sb3_avgcorr.zoo.cli import main as command_line
-from sb3_avgcorr.zoo.config import ZooError
+from sb3_avgcorr.cli.compare import analyse, compare, main, parser, prepare, variant
+from sb3_avgcorr.cli.main import main as command_line
+from sb3_avgcorr.errors import UserError
+from sb3_avgcorr.reporting import page
+from sb3_avgcorr.runs.jobs import Episodes, Job, Result
+from sb3_avgcorr.runs.training import CHECKPOINT_SECONDS
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
@@ -187,7 +187,7 @@ def test_equal_settings_differ_in_the_correction_only() -> None:
     assert variant("a2c", "CartPole-v1", hyperparams={"gamma": 0.5}) == ("averaging_a2c", {"gamma": 0.5, "correction": None})
     assert variant("ppo_lstm", "CartPole-v1") == ("averaging_ppo_lstm", {"correction": None})
     assert variant("sac", "Pendulum-v1", "own") == ("sac", {})
-    with pytest.raises(ZooError, match="'sac' has no averaging correction"):
+    with pytest.raises(UserError, match="'sac' has no averaging correction"):
         variant("sac", "Pendulum-v1")
 
 
@@ -337,7 +337,7 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     names = {"ppo": 10.0, NASTY: 12.0}
     results = {name: [result(10 * i + s, level) for s in range(3)] for i, (name, level) in enumerate(names.items())}
     comparison = analyse(results, 1000, title=f"Title {NASTY}", notes=[NASTY])
-    from sb3_avgcorr.experiments.compare import _write
+    from sb3_avgcorr.cli.compare import _write
 
     _write(comparison, tmp_path, f"sb3-avgcorr compare --env {NASTY}")
     (tmp_path / "wrapper.html").write_text(WRAPPER)

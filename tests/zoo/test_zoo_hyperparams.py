@@ -13,9 +13,10 @@ import torch as th
 pytest.importorskip("rl_zoo3")
 from rl_zoo3.utils import ALGOS
 
+from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.zoo import register
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS, UncorrectedPPO
-from sb3_avgcorr.zoo.config import ZOO_KEYS, ZooError, check_entry, hyperparams_folder, paper_config, read_yaml
+from sb3_avgcorr.zoo.config import ZOO_KEYS, check_entry, hyperparams_folder, paper_config, read_yaml
 from sb3_avgcorr.zoo.manager import ExperimentManager, own_config
 
 FOLDER = hyperparams_folder()
@@ -189,14 +190,14 @@ def test_check_entry_names_the_nearest():
     entry = {"policy": "MlpPolicy", "n_timesteps": 1}
     cls = ALGORITHMS["averaging_ppo"].cls
     check_entry("averaging_ppo", cls, {**entry, "correction_lambda": 0.5, "normalize": True})
-    with pytest.raises(ZooError, match=r"no hyperparameter 'correction_lamda'; did you mean 'correction_lambda'\?"):
+    with pytest.raises(UserError, match=r"no hyperparameter 'correction_lamda'; did you mean 'correction_lambda'\?"):
         check_entry("averaging_ppo", cls, {**entry, "correction_lamda": 0.5})
-    with pytest.raises(ZooError, match="use --seed"):
+    with pytest.raises(UserError, match="use --seed"):
         check_entry("averaging_ppo", cls, {**entry, "seed": 1})
-    with pytest.raises(ZooError, match="lack 'policy'"):
+    with pytest.raises(UserError, match="lack 'policy'"):
         check_entry("averaging_ppo", cls, {"n_timesteps": 1})
     assert "n_epochs" not in ZOO_KEYS
-    with pytest.raises(ZooError, match="no hyperparameter 'n_epochs'"):
+    with pytest.raises(UserError, match="no hyperparameter 'n_epochs'"):
         check_entry("averaging_a2c", ALGORITHMS["averaging_a2c"].cls, {**entry, "n_epochs": 3})
 
 
@@ -212,7 +213,7 @@ def test_check_entry_names_the_nearest():
 def test_yaml_is_read_safely(tmp_path: Path, text: str, complaint: str):
     path = tmp_path / "bad.yml"
     path.write_text(text)
-    with pytest.raises(ZooError, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         read_yaml(path)
-    with pytest.raises(ZooError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_yaml(tmp_path / "missing.yml")

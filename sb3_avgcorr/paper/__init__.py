@@ -1,0 +1,1 @@
+"""The paper: its experiments, what it claims of them, and what we find."""

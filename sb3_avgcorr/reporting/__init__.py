@@ -1,0 +1,1 @@
+"""From results to what a reader sees: statistics, figures and pages."""
