@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # No screen is needed for rendering.
 export MUJOCO_GL ?= egl
 
-.PHONY: train test test-all lint format setup clean
+.PHONY: train test test-all test-wheel test-oldest test-sb3 lint format docs dist setup clean
 
 train: $(VENV)/.ready
 	$(BIN)/sb3-avgcorr train --algo $(ALGO) --env $(ENV) -P $(ARGS)
@@ -25,6 +25,30 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Fails on any warning of Sphinx and on any local link that leads nowhere.
+docs: $(VENV)/.ready
+	rm -rf docs/_build
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python tests/packaging/check_links.py docs/_build/html *.md docs/*.md docs/*/*.md
+
+# The packages that would be published.
+dist: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+
+# What users have: the wheel in fresh environments, without and with each extra alone.
+test-wheel: dist
+	$(BIN)/python tests/packaging/check_wheel.py dist/*.whl
+
+# The oldest releases of SB3, sb3-contrib, rl_zoo3 and Gymnasium that pyproject.toml admits.
+test-oldest: dist
+	$(BIN)/python tests/packaging/check_oldest.py dist/*.whl
+
+# The tests of SB3 and sb3-contrib with our classes in place of theirs.
+test-sb3: $(VENV)/.ready
+	$(BIN)/python tests/packaging/run_sb3_tests.py
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
@@ -41,4 +65,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist docs/_build *.egg-info

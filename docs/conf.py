@@ -1,0 +1,77 @@
+"""Sphinx: `make docs` builds the site into docs/_build/html, and every warning is an error."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+# Nothing here needs a screen, and dm_control looks for one when it is imported.
+os.environ.setdefault("MUJOCO_GL", "disabled")
+
+import sb3_avgcorr
+
+HERE = Path(__file__).parent
+
+project = "sb3-avgcorr"
+author = "The sb3-avgcorr developers"
+copyright = author
+version = release = sb3_avgcorr.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "Thumbs.db", ".DS_Store"]
+root_doc = "index"
+
+# Markdown
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath", "smartquotes"]
+myst_heading_anchors = 3
+
+# Notebooks are committed with their outputs; the tests run them, the site shows them.
+nb_execution_mode = "off"
+
+# Sphinx reads its own folder only, so what the site shows from elsewhere is copied into it (git ignores the copies).
+for copied, origin, pattern in (("notebooks", "examples", "*.ipynb"), ("benchmarks", "benchmarks/results", "*")):
+    shutil.rmtree(HERE / copied, ignore_errors=True)
+    (HERE / copied).mkdir()
+    for file in (HERE.parent / origin).glob(pattern):
+        shutil.copy(file, HERE / copied)
+
+
+def point_to_copies(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Let links that are right on GitHub, where the files are, be right on the site, too."""
+    source[0] = re.sub(r"\]\((\.\./)+benchmarks/results/", "](/benchmarks/", source[0])
+    source[0] = re.sub(r"\]\((\.\./)+examples/(?=[^)]*\.ipynb)", "](/notebooks/", source[0])
+
+
+def keep_conditional_bars(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Keep the bar of p(s'|s) a bar, which reStructuredText takes for the begin of a substitution after a prime."""
+    lines[:] = [line.replace("'|", "'\\|") for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the two, when Sphinx calls this."""
+    app.connect("source-read", point_to_copies)
+    app.connect("autodoc-process-docstring", keep_conditional_bars)
+
+
+# API
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signatures of SB3's family are long enough without them; the docstrings say what is allowed
+autodoc_default_options = {"members": True, "show-inheritance": True}
+
+# Look
+html_theme = "furo"
+html_title = f"sb3-avgcorr {release}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
