@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # No screen is needed for rendering.
 export MUJOCO_GL ?= egl
 
-.PHONY: train test test-all test-wheel test-oldest test-sb3 lint format docs dist setup clean
+.PHONY: train test test-all test-wheel test-oldest test-sb3 lint lint-schemas format docs dist setup clean
 
 train: $(VENV)/.ready
 	$(BIN)/sb3-avgcorr train --algo $(ALGO) --env $(ENV) -P $(ARGS)
@@ -25,6 +25,14 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(MAKE) --no-print-directory lint-schemas
+
+SCHEMA = $(BIN)/check-jsonschema -q --builtin-schema vendor
+lint-schemas: $(VENV)/.ready
+	$(SCHEMA).github-workflows .github/workflows/*.yml
+	$(SCHEMA).github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA).citation-file-format --force-filetype yaml CITATION.cff
 
 # Fails on any warning of Sphinx and on any local link that leads nowhere.
 docs: $(VENV)/.ready
