@@ -13,6 +13,8 @@ _SPECS: dict[str, tuple[str, int | None, dict[str, object]]] = {
     "avgcorr/LongTail-v0": ("sb3_avgcorr.envs.long_tail:LongTailEnv", None, {}),
     "avgcorr/LongTailContinuous-v0": ("sb3_avgcorr.envs.long_tail:LongTailContinuousEnv", None, {}),
     "avgcorr/LongTailReacher-v0": ("sb3_avgcorr.envs.long_tail_reacher:LongTailReacherEnv", None, {}),
+    "avgcorr/Ring-v0": ("sb3_avgcorr.envs.ring:RingEnv", None, {}),
+    "avgcorr/Carousel-v0": ("sb3_avgcorr.envs.carousel:CarouselEnv", None, {}),
 }
 
 ENV_IDS: tuple[str, ...] = tuple(_SPECS)
