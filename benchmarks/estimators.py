@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from sb3_avgcorr.envs.dot_reacher import DotReacherEnv
 from sb3_avgcorr.envs.two_state import TwoStateEnv
-from sb3_avgcorr.studies.replay import fill, make_model, predicted_correction, rollouts
+from sb3_avgcorr.studies.replay import learn_from, make_estimator, rollouts, state_features
 from sb3_avgcorr.reporting.figures import interval
 from sb3_avgcorr.tabular import FiniteMDP, Samples, random_mdp, residual_bias, tabular_correction
 
@@ -123,19 +123,14 @@ class Estimate(NamedTuple):
 
 
 def learned(mdp: FiniteMDP, samples: Any, n_steps: int, n_envs: int, seed: int, options: dict[str, Any]) -> Estimate:
-    """AveragingPPO's own estimate, rollout after rollout."""
-    model = make_model(mdp, n_steps, n_envs, seed, **options)
+    """The package's own estimate, rollout after rollout."""
+    estimator = make_estimator(mdp, n_steps * n_envs, seed, **options)
     spent, count = 0.0, 0
     for rollout in rollouts(samples, n_steps):
-        fill(model, mdp, rollout)
-        model.policy.set_training_mode(False)
         begin = time.process_time()
-        held = model._rollout()
-        model._weights(held)
-        if model.correction_order == "after":
-            model._fit(held, model._features(held), model.correction_epochs, correction=True)
+        learn_from(estimator, mdp, rollout)
         spent, count = spent + time.process_time() - begin, count + 1
-    c = predicted_correction(model, mdp)
+    c = estimator.ratio(state_features(mdp))
     weights = c[rollout.states[:n_steps]]
     return Estimate(c, _emphasis(rollout.states[:n_steps], weights, mdp.n_states), 1e3 * spent / count)
 

@@ -1,4 +1,4 @@
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 from stable_baselines3 import A2C
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -17,14 +17,8 @@ class AveragingA2C(AveragingCorrection, A2C):
     weights are divided by their mean over recent rollouts: the mean over a few steps in a row would take away what they say.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        correction_epochs: int = 1,
-        normalize_correction: bool | Literal["running"] = "running",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, correction_epochs=correction_epochs, normalize_correction=normalize_correction, **kwargs)
+    correction_epochs = 1
+    normalize_correction = "running"
 
     def learn(
         self: SelfAveragingA2C,

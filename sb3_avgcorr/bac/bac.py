@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch as th
 from stable_baselines3 import A2C
@@ -9,9 +9,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from torch import nn
 
-from sb3_avgcorr.common.averaging import AveragingCorrection, Rollout
-from sb3_avgcorr.common.correction import CorrectionLoss
+from sb3_avgcorr.common.averaging import AveragingCorrection
 from sb3_avgcorr.common.critic import CriticLearningRate, critic_parameters
+from sb3_avgcorr.common.rollout import Rollout
 
 SelfBAC = TypeVar("SelfBAC", bound="BAC")
 SelfAveragingBAC = TypeVar("SelfAveragingBAC", bound="AveragingBAC")
@@ -155,37 +155,17 @@ class AveragingBAC(AveragingCorrection, BAC):
     times 29, weights not divided by their mean (a rollout is short against an episode), not drawn towards 1.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        correction_network: Literal["shared", "separate"] = "shared",
-        correction_loss: CorrectionLoss = "mse",
-        correction_scale: float = 29.0,
-        correction_lambda: float = 1.0,
-        correction_coef: float | None = None,
-        correction_learning_rate: float | Schedule | None = None,
-        correction_epochs: int = 1,
-        correction_batch_size: int | None = None,
-        correction_shrinkage: bool = False,
-        normalize_correction: bool | Literal["running"] = False,
-        critic_learning_rate: float | Schedule | None = 9e-3,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            *args,
-            correction_network=correction_network,
-            correction_loss=correction_loss,
-            correction_scale=correction_scale,
-            correction_lambda=correction_lambda,
-            correction_coef=correction_coef,
-            correction_learning_rate=correction_learning_rate,
-            correction_epochs=correction_epochs,
-            correction_batch_size=correction_batch_size,
-            correction_shrinkage=correction_shrinkage,
-            normalize_correction=normalize_correction,
-            critic_learning_rate=critic_learning_rate,
-            **kwargs,
-        )
+    correction_strength = 1.0
+    correction_network = "shared"
+    correction_loss = "mse"
+    correction_scale = 29.0
+    correction_lambda = 1.0
+    correction_learning_rate = None
+    correction_epochs = 1
+    correction_batch_size = None
+    correction_shrinkage = False
+    normalize_correction = False
+    critic_learning_rate = 9e-3
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -193,10 +173,11 @@ class AveragingBAC(AveragingCorrection, BAC):
             self._correction_lr_schedule = self._critic_lr_schedule
         # whether the correction's fit trains all of the critic, so that A2C's step need not do so again
         self._fits_critic = (
-            self.correction_net is not None
+            self.correction_estimator is not None
+            and self._critic_layers is not None
             and self.correction_network == "shared"
             and self.correction_epochs > 0
-            and len(critic_parameters(self.policy)) == len(self._critic_layers)
+            and len(critic_parameters(self.policy)) == len(self._critic_layers.parameters)
             and not any(True for _ in self.policy.vf_features_extractor.parameters())
         )
 

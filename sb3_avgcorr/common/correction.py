@@ -266,13 +266,16 @@ class CorrectionNetwork(nn.Module):
         """
         return self.head(self.body(inputs)).squeeze(-1)
 
-    def estimates(self, z: th.Tensor) -> th.Tensor:
+    def estimates(self, z: np.ndarray) -> np.ndarray:
         """
+        Turn the network's output into f(s).
+
         :param z: what :meth:`forward` gave
         :return: f(s), in double precision: weights are relative, so small ones must not become 0
         """
-        z = z.double()
-        return th.sigmoid(z) if self.loss_name == "bce" else F.softplus(z) / self.scale
+        z = np.asarray(z, dtype=np.float64)
+        # sigmoid and softplus in the forms that neither overflow nor lose small values
+        return np.exp(-np.logaddexp(0.0, -z)) if self.loss_name == "bce" else np.logaddexp(0.0, z) / self.scale
 
     def loss(self, z: th.Tensor, targets: th.Tensor) -> th.Tensor:
         """

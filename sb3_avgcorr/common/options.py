@@ -89,7 +89,7 @@ def _option(default: Any, doc: str, **known: Any) -> Any:
     return dataclasses.field(default=default, metadata={"option": Option(doc, **known)})
 
 
-@dataclass(kw_only=True, repr=False, eq=False, init=False)
+@dataclass(kw_only=True, repr=False, eq=False)
 class CorrectionOptions:
     """The correction's options and their defaults, as attributes."""
 

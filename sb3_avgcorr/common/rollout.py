@@ -4,7 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from sb3_avgcorr.errors import Diverged
 
 
 class Rollout(NamedTuple):
@@ -50,6 +54,22 @@ def take_rows(inputs: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
     return tuple(take(value) for value in inputs)
 
 
+def rollout_rows(buffer: RolloutBuffer, action_space: spaces.Space, rows: np.ndarray) -> tuple[Any, th.Tensor]:
+    """
+    Take some samples of a rollout as ``policy.evaluate_actions`` wants them.
+
+    :param buffer: a buffer as collected
+    :param action_space: the action space
+    :param rows: which samples, numbered (step, environment) by (step, environment)
+    :return: observations and actions
+    """
+    observations = flat_observations(buffer)
+    index = th.as_tensor(rows, device=buffer.device)
+    obs = {k: v[index] for k, v in observations.items()} if isinstance(observations, dict) else observations[index]
+    actions = buffer.to_torch(buffer.actions.reshape(-1, buffer.action_dim)[rows].astype(np.float32))
+    return obs, actions.long().flatten() if isinstance(action_space, spaces.Discrete) else actions
+
+
 def check_finite(what: str, arrays: Any, *, rollout: bool = True) -> None:
     """
     Raise a ValueError that says where something of the environment's is not finite.
@@ -68,3 +88,21 @@ def check_finite(what: str, arrays: Any, *, rollout: bool = True) -> None:
             f"The {what} is not finite: {value} in {where}{'' if key is None else f', key {key!r}'}. Every {what} must be "
             "a finite number; SB3's VecCheckNan wrapper helps to find where it comes from."
         )
+
+
+def check_policy(model: OnPolicyAlgorithm, *outputs: np.ndarray) -> None:
+    """
+    Raise an error if a policy has left the finite numbers, which SB3's update would carry on in silence or blame on others.
+
+    :param model: the model
+    :param outputs: what the policy has computed, if that is to be looked at too
+    """
+    parameters = list(model.policy.parameters())
+    what = ""
+    if not th.isfinite(th.nn.utils.parameters_to_vector(parameters).sum()) and not all(th.isfinite(p).all() for p in parameters):
+        what = "parameters are not finite"
+    elif not all(np.isfinite(array).all() for array in outputs):
+        what = "values or log-probabilities are not finite"
+    if what:
+        rate = float(model.lr_schedule(model._current_progress_remaining))
+        raise Diverged(f"The policy's {what} after update {model._n_updates}; a learning rate of {rate:g} may be too high.")

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -68,7 +67,11 @@ def make(network: Network, seed: int, *, start: Any = "uniform", **kwargs: Any) 
 
 
 def mdp_of(model: AveragingBAC) -> FiniteMDP:
-    """The exact MDP of the environment the agent learns in, at the agent's γ."""
+    """
+    The exact MDP of the environment the agent learns in, at the agent's γ.
+
+    :param model: the agent
+    """
     assert model.env is not None
     env = model.env.envs[0].unwrapped  # type: ignore[attr-defined]
     assert isinstance(env, DotReacherEnv)
@@ -76,25 +79,47 @@ def mdp_of(model: AveragingBAC) -> FiniteMDP:
 
 
 def probabilities(model: AveragingBAC, mdp: FiniteMDP) -> Array:
-    """π(a|s) of every state."""
+    """
+    π(a|s) of every state.
+
+    :param model: the agent
+    :param mdp: the MDP
+    """
     with th.no_grad():
         return policy_probabilities(mdp, model.policy).numpy()
 
 
 def estimates(model: AveragingBAC, mdp: FiniteMDP) -> Array:
-    """ĉ(s) = (1-γ)·T·f(s) of every state: f itself, not divided by any mean, as in the paper."""
+    """
+    ĉ(s) = (1-γ)·T·f(s) of every state: f itself, not divided by any mean, as in the paper.
+
+    :param model: the agent
+    :param mdp: the MDP
+    """
+    assert model.correction_estimator is not None
     features = critic_features(model.policy, model.policy.obs_to_tensor(mdp.observations)[0])
-    return (1 - model.gamma) * HORIZON * model._estimates(features)
+    return (1 - model.gamma) * HORIZON * model.correction_estimator.estimates(features)
 
 
 def state_of(observations: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Index of the state that each observation (x, y) belongs to."""
+    """
+    Index of the state that each observation (x, y) belongs to.
+
+    :param observations: the observations
+    """
     cells = np.rint(5 * observations.reshape(-1, 2)).astype(np.int64) + SIZE // 2
     return cells @ np.array([SIZE, 1])
 
 
 def discounted_distribution(P: Array, rho: Array, gamma: float, pi: Array) -> Array:
-    """d_{π,γ} by a dense solve: for so few states, and once for every buffer of 25 samples, the quicker one."""
+    """
+    d_{π,γ} by a dense solve: for so few states, and once for every buffer of 25 samples, the quicker one.
+
+    :param P: transition probabilities, shape (S, A, S)
+    :param rho: initial distribution
+    :param gamma: discount factor
+    :param pi: policy, shape (S, A)
+    """
     P_pi = np.einsum("sa,sat->st", pi, P)
     return np.linalg.solve(np.eye(len(rho)) - gamma * P_pi.T, (1 - gamma) * rho)
 
@@ -105,12 +130,14 @@ class Watch(BaseCallback):
 
     :param every: steps between records
     :param bias: also compute the exact distributions (costs more than the training itself)
+    :param tell: is called with the steps done so far
     """
 
-    def __init__(self, every: int = 1000, bias: bool = True) -> None:
+    def __init__(self, every: int = 1000, bias: bool = True, tell: Callable[[int], None] = lambda steps: None) -> None:
         super().__init__()
         self.every = every
         self.bias = bias
+        self.tell = tell
         self.rows: list[dict[str, float]] = []
         self._ratios: list[float] = []
         self._returns: list[float] = []
@@ -137,6 +164,7 @@ class Watch(BaseCallback):
             c = (1 - model.gamma) * HORIZON * model.correction_weights.ravel()
             self._ratios.append(bias_ratio(c, states, frequency, d_gamma))
         if self.num_timesteps >= self._next:
+            self.tell(self.num_timesteps)
             self._next += self.every
             row: dict[str, float] = {"step": self._next - self.every}
             if self.bias:
@@ -170,31 +198,28 @@ def bias_ratio(c: Array, states: npt.NDArray[np.int64], frequency: Array, d_gamm
     return float(np.abs(c * d - g).sum() / np.abs(d - g).sum())
 
 
-def train(
-    network: Network,
+def measure(
+    *,
     seed: int,
     steps: int,
-    *,
+    tell: Callable[[int], None],
+    network: Network,
     bias: bool = True,
     every: int = 1000,
-    on_done: Callable[[AveragingBAC], None] | None = None,
     **kwargs: Any,
-) -> pd.DataFrame:
+) -> dict[str, list[float]]:
     """
     Train one agent and watch it.
 
-    :param network: the row of the table
     :param seed: seed of the agent
     :param steps: environment steps
+    :param tell: is called with the steps done so far
+    :param network: the row of the table
     :param bias: compare with the exact distributions
     :param every: steps between records
-    :param on_done: called with the trained agent
     :param kwargs: settings to change
-    :return: one row a record: step, ratio, residual, return
+    :return: columns with one entry a record: step, ratio, residual, return
     """
-    model = make(network, seed, **kwargs)
-    watch = Watch(every, bias)
-    model.learn(steps, callback=watch)
-    if on_done is not None:
-        on_done(model)
-    return pd.DataFrame(watch.rows)
+    watch = Watch(every, bias, tell)
+    make(network, seed, **kwargs).learn(steps, callback=watch)
+    return {name: [row[name] for row in watch.rows] for name in watch.rows[0]}

@@ -1,9 +1,12 @@
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+import torch as th
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
+from sb3_avgcorr.common.rollout import rollout_rows
 
 SelfAveragingMaskablePPO = TypeVar("SelfAveragingMaskablePPO", bound="AveragingMaskablePPO")
 
@@ -14,8 +17,14 @@ class AveragingMaskablePPO(AveragingCorrection, MaskablePPO):  # type: ignore[mi
     sb3-contrib's MaskablePPO, in the same order and with the same defaults, and the correction's as keywords. With
     ``correction=None`` it is sb3-contrib's MaskablePPO, to the bit.
 
-    The correction is a function of the state, which masks do not enter.
+    The correction is a function of the state; masks do not enter it.
     """
+
+    def _log_prob(self, rows: np.ndarray) -> th.Tensor:
+        buffer: Any = self.rollout_buffer
+        obs, actions = rollout_rows(buffer, self.action_space, rows)
+        masks = buffer.action_masks.reshape(-1, buffer.mask_dims)[rows]
+        return self.policy.evaluate_actions(obs, actions, action_masks=masks)[1]
 
     def learn(  # type: ignore[override]  # use_masking before progress_bar, as in MaskablePPO
         self: SelfAveragingMaskablePPO,

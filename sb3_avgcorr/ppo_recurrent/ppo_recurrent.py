@@ -4,13 +4,36 @@ import numpy as np
 import torch as th
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-from stable_baselines3.common.type_aliases import MaybeCallback
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
+from sb3_avgcorr.common.rollout import rollout_rows, take_rows
 
 SelfAveragingRecurrentPPO = TypeVar("SelfAveragingRecurrentPPO", bound="AveragingRecurrentPPO")
 
 LSTMState = tuple[np.ndarray, np.ndarray]
+
+
+@th.no_grad()
+def critic_features(
+    policy: RecurrentActorCriticPolicy, obs: PyTorchObs, states: tuple[th.Tensor, th.Tensor], episode_starts: th.Tensor
+) -> th.Tensor:
+    """
+    Compute what the layers of a recurrent critic see: the observations after the features extractor and the memory.
+
+    :param policy: the policy
+    :param obs: observations
+    :param states: hidden and cell state of the critic's LSTM before them
+    :param episode_starts: which of them start an episode
+    :return: features, shape (n, lstm_output_dim), without a graph
+    """
+    features = BaseModel.extract_features(policy, obs, policy.vf_features_extractor)
+    if policy.lstm_critic is None and not policy.shared_lstm:
+        return policy.critic(features)
+    lstm = policy.lstm_actor if policy.shared_lstm else policy.lstm_critic
+    return policy._process_sequence(features, states, episode_starts, lstm)[0]
 
 
 class AveragingRecurrentPPO(AveragingCorrection, RecurrentPPO):  # type: ignore[misc]  # collect_rollouts takes any rest
@@ -27,16 +50,37 @@ class AveragingRecurrentPPO(AveragingCorrection, RecurrentPPO):  # type: ignore[
 
     policy: RecurrentActorCriticPolicy
 
+    def _critic_features(self, *inputs: Any) -> th.Tensor:
+        return critic_features(self.policy, *inputs)
+
     def _critic_inputs(self) -> tuple[Any, ...]:
         buffer: Any = self.rollout_buffer
+        states = self._states(buffer.hidden_states_vf, buffer.cell_states_vf)
+        return (*super()._critic_inputs(), states, buffer.to_torch(buffer.episode_starts.reshape(-1)))
 
-        def states(array: np.ndarray) -> th.Tensor:
-            # (n_steps, n_layers, n_envs, dim) -> (n_layers, n_steps * n_envs, dim): each row a sequence of length 1
+    def _states(self, hidden: np.ndarray, cell: np.ndarray) -> tuple[th.Tensor, th.Tensor]:
+        """The memory before each sample of the rollout, where each sample is a sequence of length 1."""
+
+        def rows(array: np.ndarray) -> th.Tensor:
+            # (n_steps, n_layers, n_envs, dim) -> (n_layers, n_steps * n_envs, dim)
             array = array.swapaxes(0, 1)
-            return buffer.to_torch(array.reshape(len(array), -1, array.shape[-1]))
+            return self.rollout_buffer.to_torch(array.reshape(len(array), -1, array.shape[-1]))
 
-        starts = buffer.to_torch(buffer.episode_starts.reshape(-1))
-        return (*super()._critic_inputs(), (states(buffer.hidden_states_vf), states(buffer.cell_states_vf)), starts)
+        return rows(hidden), rows(cell)
+
+    def _last_values(self) -> np.ndarray:
+        obs, _ = self.policy.obs_to_tensor(self._last_obs)  # type: ignore[arg-type]
+        starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
+        with th.no_grad():
+            return self.policy.predict_values(obs, self._last_lstm_states.vf, starts).cpu().numpy().flatten()
+
+    def _log_prob(self, rows: np.ndarray) -> th.Tensor:
+        buffer: Any = self.rollout_buffer
+        obs, actions = rollout_rows(buffer, self.action_space, rows)
+        of_actor = self._states(buffer.hidden_states_pi, buffer.cell_states_pi)
+        _, of_critic, starts = self._critic_inputs()
+        hidden, memory, starts = take_rows((of_actor, of_critic, starts), rows)  # type: ignore[arg-type]
+        return self.policy.evaluate_actions(obs, actions, RNNStates(hidden, memory), starts)[1]
 
     def predict_correction(
         self,
@@ -55,8 +99,6 @@ class AveragingRecurrentPPO(AveragingCorrection, RecurrentPPO):  # type: ignore[
         :param episode_start: which of the observations start an episode, where the state is forgotten; ``None``: none
         :return: ĉ(s) of each, shape (n,); all 1 where there is nothing to correct or nothing was learned yet
         """
-        if self.correction == "power":
-            return super().predict_correction(observation)  # raises what there is to say
         return self._predict_ratio(*self._memory_inputs(observation, state, episode_start))
 
     @th.no_grad()

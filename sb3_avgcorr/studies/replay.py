@@ -1,4 +1,4 @@
-"""A real model fed with rollouts of a fixed policy in a finite MDP: the correction it learns, against the exact one."""
+"""The estimator fed with rollouts of a fixed policy in a finite MDP: the correction it learns, against the exact one."""
 
 from __future__ import annotations
 
@@ -9,83 +9,72 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch as th
-from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import preprocess_obs
 
-from sb3_avgcorr.common.averaging import AveragingCorrection
-from sb3_avgcorr.common.fast import evaluate
-from sb3_avgcorr.ppo import AveragingPPO
+from sb3_avgcorr.common.correction import lambda_returns
+from sb3_avgcorr.common.critic import CriticLayers
+from sb3_avgcorr.common.estimator import CorrectionEstimator
+from sb3_avgcorr.common.options import CorrectionOptions
 from sb3_avgcorr.tabular import FiniteMDP, Samples, residual_bias
 
 Array = npt.NDArray[np.float64]
 
 
-class Spaces(gym.Env[Any, Any]):
+def observation_space(mdp: FiniteMDP) -> gym.Space[Any]:
     """
-    What a model needs to know of an environment to be built, and nothing to step: the rollouts come from elsewhere.
-
-    :param mdp: the finite MDP whose observations and actions are declared
-    """
-
-    def __init__(self, mdp: FiniteMDP) -> None:
-        observations = mdp.observations
-        if np.issubdtype(observations.dtype, np.integer):
-            self.observation_space = gym.spaces.Discrete(int(observations.max()) + 1)
-        else:
-            low, high = observations.min(axis=0).astype(np.float32), observations.max(axis=0).astype(np.float32)
-            self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
-        self.action_space = gym.spaces.Discrete(mdp.n_actions)
-
-
-def make_model(mdp: FiniteMDP, n_steps: int = 2048, n_envs: int = 1, seed: int = 0, **kwargs: Any) -> AveragingPPO:
-    """
-    An :class:`AveragingPPO` for rollouts of a finite MDP, its actor held fixed.
+    Declare the space of an MDP's observations.
 
     :param mdp: the MDP
-    :param n_steps: steps per environment and rollout
-    :param n_envs: number of environments
-    :param seed: seed of the model
-    :param kwargs: further arguments of AveragingPPO
+    :return: a Discrete space for numbers of states, a Box for vectors
     """
-    env = DummyVecEnv([lambda: Spaces(mdp)] * n_envs)
-    model = AveragingPPO(
-        "MlpPolicy",
-        env,
-        n_steps=n_steps,
-        batch_size=min(64, n_steps * n_envs),
-        gamma=mdp.gamma,
-        seed=seed,
-        device="cpu",
-        **kwargs,
-    )
-    model.set_logger(Logger(None, []))
-    for module in (model.policy.mlp_extractor.policy_net, model.policy.action_net):
-        module.requires_grad_(False)
-    return model
+    observations = mdp.observations
+    if np.issubdtype(observations.dtype, np.integer):
+        return gym.spaces.Discrete(int(observations.max()) + 1)
+    low, high = observations.min(axis=0).astype(np.float32), observations.max(axis=0).astype(np.float32)
+    return gym.spaces.Box(low, high, dtype=np.float32)
 
 
-def fill(model: AveragingCorrection, mdp: FiniteMDP, samples: Samples) -> None:
+def state_features(mdp: FiniteMDP) -> th.Tensor:
     """
-    Put sampled steps into the model's rollout buffer, as if it had collected them. A time limit counts as termination.
+    Compute what a critic's layers would see in each state.
 
-    :param model: the model
-    :param mdp: the MDP they come from
-    :param samples: ``n_steps + 1`` steps of every environment, the last one only to tell where an episode ended
+    :param mdp: the MDP
+    :return: features, one row a state
     """
-    buffer: Any = model.rollout_buffer
-    buffer.pos, buffer.next_episode_steps = 0, samples.steps[0]
-    buffer.reset()
-    n = buffer.buffer_size
-    buffer.observations[:] = np.reshape(mdp.observations[samples.states[:n]], buffer.observations.shape)
-    buffer.actions[:] = samples.actions[:n, :, None]
-    buffer.rewards[:] = samples.rewards[:n]
-    buffer.episode_starts[:] = samples.steps[:n] == 0
-    buffer.pos, buffer.full = n, True
-    evaluate(model.policy, buffer, model.action_space)
-    with th.no_grad():
-        last = model.policy.predict_values(model.policy.obs_to_tensor(mdp.observations[samples.states[n]])[0])
-    buffer.compute_returns_and_advantage(last_values=last, dones=samples.steps[n] == 0)
-    assert (buffer.episode_steps == samples.steps[:n]).all()
+    features = preprocess_obs(th.as_tensor(mdp.observations), observation_space(mdp))
+    assert isinstance(features, th.Tensor)
+    return features.float().flatten(1)
+
+
+def make_estimator(mdp: FiniteMDP, rollout_size: int = 2048, seed: int = 0, **options: Any) -> CorrectionEstimator:
+    """
+    Make an estimator for rollouts of a finite MDP, with the layers of SB3's default policy.
+
+    :param mdp: the MDP
+    :param rollout_size: samples of a rollout
+    :param seed: seed of its parameters, and of the order of the samples
+    :param options: the correction's options
+    :return: the estimator
+    """
+    chosen = CorrectionOptions(**options)
+    features = state_features(mdp)
+    with th.random.fork_rng():
+        th.manual_seed(seed)
+        critic = None
+        if chosen.correction_network == "shared":
+            actions = gym.spaces.Discrete(mdp.n_actions)
+            critic = CriticLayers(ActorCriticPolicy(observation_space(mdp), actions, lambda _: 0.0))
+        estimator = CorrectionEstimator(
+            chosen,
+            64 if critic else features.shape[1],
+            mdp.gamma,
+            net_arch=[] if critic else [64, 64],
+            rollout_size=rollout_size,
+            critic=critic,
+            rng=np.random.default_rng(seed),
+        )
+    return estimator
 
 
 def rollouts(samples: Samples, n_steps: int) -> Iterator[Samples]:
@@ -94,14 +83,43 @@ def rollouts(samples: Samples, n_steps: int) -> Iterator[Samples]:
 
     :param samples: the trajectories, one step longer than a multiple of ``n_steps``
     :param n_steps: steps per environment and rollout
+    :return: the rollouts
     """
     for start in range(0, len(samples.steps) - 1, n_steps):
         yield Samples(*(array[start : start + n_steps + 1] for array in samples))  # type: ignore[arg-type]
 
 
-def predicted_correction(model: AveragingCorrection, mdp: FiniteMDP) -> Array:
-    """ĉ(s) of every state, as the model sees it now."""
-    return model.predict_correction(mdp.observations)
+def learn_from(estimator: CorrectionEstimator, mdp: FiniteMDP, rollout: Samples) -> Array:
+    """
+    Show a rollout to the estimator as an algorithm would.
+
+    :param estimator: the estimator
+    :param mdp: the MDP
+    :param rollout: ``n_steps + 1`` steps of every environment, the last one only to tell where an episode ended
+    :return: ĉ of each sample, shape (n_steps, n_envs)
+    """
+    options, steps = estimator.options, rollout.steps[:-1]
+    features = state_features(mdp)[rollout.states[:-1].reshape(-1)]
+    rate = options.correction_learning_rate
+    assert isinstance(rate, float)
+
+    def fit() -> None:
+        zeros = np.zeros(steps.shape[1])
+        values = np.zeros(steps.shape)
+        # the critic's targets: Monte-Carlo, and nothing after the rollout
+        ends = rollout.steps[-1] == 0
+        returns = lambda_returns(rollout.rewards[:-1], values, steps == 0, zeros, ends, mdp.gamma, 1.0)
+        shared = options.correction_network == "shared"
+        coefficients = (0.1 / max(float(returns.var()), 0.1), 1.0) if options.correction_coef is None else (1.0, 1.0)
+        estimator.fit(features, steps, rate, returns=returns if shared else None, coefficients=coefficients)
+
+    estimator.observe(features, steps)
+    if options.correction_order == "before":
+        fit()
+    weights = estimator.weights(features).reshape(steps.shape)
+    if options.correction_order == "after":
+        fit()
+    return weights
 
 
 def learned_residual_bias(
@@ -113,12 +131,11 @@ def learned_residual_bias(
     n_steps: int = 2048,
     n_envs: int = 1,
     seed: int = 0,
-    train: bool = False,
     samples: Samples | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> list[float]:
     """
-    Residual bias of the correction an AveragingPPO has learned after each rollout of a fixed policy.
+    Measure the residual bias of the learned correction after each rollout of a fixed policy.
 
     :param mdp: the MDP
     :param policy: action probabilities, shape (S, A)
@@ -126,22 +143,17 @@ def learned_residual_bias(
     :param n_rollouts: number of rollouts
     :param n_steps: steps per environment and rollout
     :param n_envs: number of environments
-    :param seed: seed of the model and the rollouts
+    :param seed: seed of the estimator and the rollouts
     :param samples: steps to replay, ``n_rollouts * n_steps + 1`` of each environment; default: drawn with ``seed``
-    :param train: also let PPO's own update train the critic (the actor stays), and measure after it
-    :param kwargs: further arguments of AveragingPPO
+    :param options: the correction's options
+    :return: the residual bias after each rollout
     """
-    model = make_model(mdp, n_steps, n_envs, seed, **kwargs)
     if samples is None:
         samples = mdp.sample(policy, n_rollouts * n_steps + 1, n_envs, horizon=horizon, rng=seed)
+    estimator = make_estimator(mdp, n_steps * n_envs, seed, **options)
     d, d_gamma = mdp.d_T(policy, horizon), mdp.d_gamma(policy)
     result = []
     for rollout in rollouts(samples, n_steps):
-        fill(model, mdp, rollout)
-        if train:
-            model.train()
-        else:
-            model.policy.set_training_mode(False)
-            model._weights(model._rollout())
-        result.append(residual_bias(predicted_correction(model, mdp), d, d_gamma))
+        learn_from(estimator, mdp, rollout)
+        result.append(residual_bias(estimator.ratio(state_features(mdp)), d, d_gamma))
     return result

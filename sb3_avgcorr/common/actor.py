@@ -1,0 +1,33 @@
+"""The actor's gradients on parts of a rollout, which tell how far to correct."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.policies import BasePolicy
+
+
+def block_gradients(
+    log_prob: Callable[[np.ndarray], th.Tensor], policy: BasePolicy, coefficients: np.ndarray, blocks: Sequence[np.ndarray]
+) -> np.ndarray:
+    r"""
+    Compute ∇ mean(a·log π) over the samples of each block, for several coefficients a of each sample.
+
+    :param log_prob: evaluates log π of some samples, with a graph
+    :param policy: the policy
+    :param coefficients: a, shape (n_coefficients, n_samples)
+    :param blocks: the samples of each block
+    :return: gradients of the parameters that log π depends on, shape (n_coefficients, n_blocks, n_parameters)
+    """
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    with th.enable_grad():
+        used = th.autograd.grad(log_prob(blocks[0][:1]).sum(), parameters, allow_unused=True)
+        parameters = [p for p, gradient in zip(parameters, used, strict=True) if gradient is not None]
+        rows = []
+        for block in blocks:
+            log_probs = log_prob(block)
+            for a in th.as_tensor(coefficients[:, block], dtype=log_probs.dtype, device=log_probs.device):
+                gradients = th.autograd.grad((a * log_probs).mean(), parameters, retain_graph=True)
+                rows.append(th.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
+    n_coefficients = len(coefficients)
+    return np.stack(rows).reshape(len(blocks), n_coefficients, -1).swapaxes(0, 1)

@@ -1,0 +1,408 @@
+"""The estimator of the correction ĉ(s): a regression of γ^t on features of the state, with no algorithm around it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.utils import update_learning_rate
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from sb3_avgcorr.common.correction import (
+    CorrectionNetwork,
+    RunningMean,
+    Shrinkage,
+    correction_targets,
+    parameter_average,
+    ratio,
+)
+from sb3_avgcorr.common.critic import CriticLayers, gradient_step
+from sb3_avgcorr.common.options import CorrectionOptions
+
+#: number of samples over which the correction forgets earlier rollouts
+MEMORY = 15_000.0
+#: number of samples from which the mean of γ^t is known well enough
+CALIBRATION_SAMPLES = 2_048
+#: rows the correction is evaluated on at once
+ESTIMATION_BATCH = 4096
+
+State = dict[str, Any]
+
+
+class Regression(Protocol):
+    """Something that evaluates the correction's network and makes gradient steps on it."""
+
+    def prepare(self, features: th.Tensor) -> Any:
+        """
+        Bring features into the form that the other methods take; its rows can be chosen by an array of indices.
+
+        :param features: shape (n, features_dim)
+        :return: the same features
+        """
+
+    def outputs(self, features: Any) -> np.ndarray:
+        """
+        Evaluate the network.
+
+        :param features: of :meth:`prepare`
+        :return: z, its output before sigmoid or softplus, shape (n,)
+        """
+
+    def step(self, features: Any, targets: np.ndarray, learning_rate: float, returns: np.ndarray | None) -> float:
+        """
+        Make one gradient step.
+
+        :param features: rows of :meth:`prepare`
+        :param targets: y, estimates of γ^t
+        :param learning_rate: learning rate
+        :param returns: the critic's targets, where the network shares its layers
+        :return: the correction's loss before the step
+        """
+
+
+class TorchRegression:
+    """
+    The regression by torch: for every device, and for a network that shares the critic's layers.
+
+    :param network: the network
+    :param optimizer: its optimiser, which also has the shared layers; None: only to be evaluated
+    :param critic: the layers that it shares, if any
+    """
+
+    def __init__(
+        self,
+        network: CorrectionNetwork,
+        optimizer: th.optim.Optimizer | None = None,
+        critic: CriticLayers | None = None,
+    ) -> None:
+        self.network, self.optimizer, self.critic = network, optimizer, critic
+        #: weights of the value loss and of the correction's, where both are fitted together
+        self.coefficients = (1.0, 1.0)
+        self._own = list(network.parameters())
+        self._fitted = self._own if critic is None else [*critic.parameters, *self._own]
+
+    def prepare(self, features: th.Tensor) -> th.Tensor:
+        return features
+
+    @th.no_grad()
+    def outputs(self, features: th.Tensor) -> np.ndarray:
+        # piece by piece: hidden layers of a long rollout would need more memory than all of SB3
+        pieces = [self.network(self._latent(piece)) for piece in features.split(ESTIMATION_BATCH)]
+        return th.cat(pieces).cpu().numpy()
+
+    def step(self, features: th.Tensor, targets: np.ndarray, learning_rate: float, returns: np.ndarray | None) -> float:
+        assert self.optimizer is not None
+        update_learning_rate(self.optimizer, learning_rate)
+        latent = self._latent(features)
+        correction_loss = self.network.loss(self.network(latent), self._tensor(targets, features))
+        loss = correction_loss
+        if self.critic is not None and self.critic.parameters and returns is not None:
+            of_value, of_correction = self.coefficients
+            loss = of_value * self.critic.loss(latent, self._tensor(returns, features)) + of_correction * correction_loss
+        gradient_step(self.optimizer, loss, self._fitted)
+        return correction_loss.item()
+
+    def _latent(self, features: th.Tensor) -> th.Tensor:
+        return features if self.critic is None else self.critic.latent(features)
+
+    @staticmethod
+    def _tensor(array: np.ndarray, like: th.Tensor) -> th.Tensor:
+        return th.as_tensor(array, dtype=th.float32, device=like.device)
+
+
+class CorrectionEstimator:
+    """
+    Learns c(s) = d_{π,γ}(s) / d_π(s) from rollouts.
+
+    Each rollout is first shown to :meth:`observe`, then :meth:`fit` to; :meth:`weights` gives ĉ on it, and :meth:`ratio`
+    on any other states::
+
+        estimator = CorrectionEstimator(CorrectionOptions(), input_dim=2, gamma=0.99)
+        estimator.observe(features, steps)
+        estimator.fit(features, steps)
+        weights = estimator.weights(features)
+
+    :param options: the correction's options; they are read when they are used, so that they may change meanwhile
+    :param input_dim: number of features
+    :param gamma: discount factor γ
+    :param net_arch: sizes of the network's own hidden layers; none, where it shares the critic's
+    :param activation_fn: activation between them
+    :param rollout_size: number of samples of a rollout, for the memory of averages
+    :param critic: the layers to share; their latent is the network's input then
+    :param device: device of the network
+    :param rng: draws the order of the samples
+    """
+
+    def __init__(
+        self,
+        options: CorrectionOptions,
+        input_dim: int,
+        gamma: float,
+        *,
+        net_arch: tuple[int, ...] | list[int] = (64, 64),
+        activation_fn: type[nn.Module] = nn.Tanh,
+        rollout_size: int = 2048,
+        critic: CriticLayers | None = None,
+        device: th.device | str = "cpu",
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.options, self.gamma = options, gamma
+        self.rng = rng or np.random.default_rng(0)
+        device = th.device(device)
+        # The network's initial weights must not be drawn from the streams that SB3 draws from.
+        with th.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            self.network = CorrectionNetwork(
+                input_dim, list(net_arch), activation_fn, options.correction_loss, options.correction_scale
+            ).to(device)
+        #: the network with its parameters averaged over fits; None if it is not averaged
+        self.average: AveragedModel | None = None
+        if critic is None and options.correction_averaging:
+            self.average = AveragedModel(self.network, avg_fn=parameter_average(MEMORY, rollout_size))
+        shared = [] if critic is None else critic.parameters
+        self.optimizer = th.optim.Adam([*shared, *self.network.parameters()])
+        #: how the network is evaluated and fitted
+        self.regression: Regression = TorchRegression(self.network, self.optimizer, critic)
+        self._averaged: Regression = self.regression
+        if self.average is not None:
+            self._averaged = TorchRegression(cast(CorrectionNetwork, self.average.module))
+        self._mean_power, self._mean_estimate = RunningMean(MEMORY), RunningMean(MEMORY)
+        self._shrinkage = Shrinkage(MEMORY)
+        #: what f is divided by to give ĉ; None before the first rollout
+        self.mean: float | None = None
+        #: the loss of the last fit, mean over its steps
+        self.loss: float | None = None
+
+    def use(self, regression: Regression, averaged: Regression | None) -> None:
+        """
+        Evaluate and fit the network by other means, on the same parameters.
+
+        :param regression: for the network, with its optimiser
+        :param averaged: for the averaged network, if there is one
+        """
+        self.regression = regression
+        self._averaged = regression if averaged is None else averaged
+
+    @property
+    def shrinkage(self) -> float:
+        """How far ĉ is trusted, from 0 (drawn to 1) to 1 (left as it is)."""
+        return self._shrinkage.factor if self.options.correction_shrinkage else 1.0
+
+    # Learning
+
+    def observe(self, features: th.Tensor, steps: np.ndarray) -> None:
+        """
+        Take in a rollout before it is fitted: the mean of γ^t, and how well ĉ predicts it.
+
+        :param features: one row a sample
+        :param steps: t, shape (n_steps, n_envs), whose rows are those of the features
+        """
+        powers = np.power(self.gamma, steps)
+        self._mean_power.update(powers)
+        if self.options.correction_shrinkage:
+            estimates = self.estimates(features).reshape(steps.shape)
+            # both divided by their means over recent rollouts: one alone may hold only early or only late steps
+            known = self._mean_estimate.count > 0.0
+            forecast = estimates / (self._mean_estimate.value if known else estimates.mean())
+            self._shrinkage.update(forecast, powers / self._mean_power.value, steps)
+
+    def fit(
+        self,
+        features: th.Tensor,
+        steps: np.ndarray,
+        learning_rate: float = 8e-3,
+        *,
+        returns: np.ndarray | None = None,
+        coefficients: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """
+        Fit the correction to a rollout that was observed.
+
+        :param features: one row a sample
+        :param steps: t, shape (n_steps, n_envs), whose rows are those of the features
+        :param learning_rate: learning rate
+        :param returns: the critic's targets, same shape, where the correction shares its layers
+        :param coefficients: weights of the value loss and of the correction's, where both are fitted together
+        """
+        options, regression = self.options, self.regression
+        self._calibrate(steps.size)
+        if returns is not None and isinstance(regression, TorchRegression):
+            regression.coefficients = coefficients
+            returns = returns.reshape(-1)
+        rows = regression.prepare(features)
+        targets = np.power(self.gamma, steps)
+        losses = []
+        for _ in range(options.correction_epochs):
+            if options.correction_lambda < 1.0:
+                estimates = self.network.estimates(regression.outputs(rows)).reshape(steps.shape)
+                targets = correction_targets(steps, estimates, self.gamma, options.correction_lambda)
+            flat = targets.reshape(-1).astype(np.float32)
+            for batch in self._batches(len(flat)):
+                values = None if returns is None else returns[batch]
+                losses.append(regression.step(rows[batch], flat[batch], learning_rate, values))
+        self.loss = float(np.mean(losses)) if losses else None
+        if losses and self.average is not None:
+            self.average.update_parameters(self.network)
+
+    def _batches(self, n_samples: int) -> Iterator[np.ndarray]:
+        order = self.rng.permutation(n_samples)
+        size = min(self.options.correction_batch_size or n_samples, n_samples)
+        return (order[start : start + size] for start in range(0, n_samples, size))
+
+    def _calibrate(self, n_samples: int) -> None:
+        """
+        Until the mean of γ^t is known from enough samples (the first short rollouts hold only the first steps of episodes),
+        let the correction follow it, faster than its fit would.
+        """
+        if self._mean_power.count - n_samples < CALIBRATION_SAMPLES:
+            shift = self.network.calibrate(self._mean_power.value)
+            if self.average is not None:
+                cast(CorrectionNetwork, self.average.module).shift(shift)
+
+    # What was learned
+
+    def estimates(self, features: th.Tensor) -> np.ndarray:
+        """
+        Estimate E[γ^t | s].
+
+        :param features: one row a state
+        :return: f(s), shape (n,)
+        """
+        averaged = self.average is not None and self.average.n_averaged > 0
+        regression = self._averaged if averaged else self.regression
+        return self.network.estimates(regression.outputs(regression.prepare(features)))
+
+    def weights(self, features: th.Tensor) -> np.ndarray:
+        """
+        Give ĉ on the rollout, and remember its mean estimate, which makes it a ratio on other states too.
+
+        :param features: one row a sample
+        :return: ĉ(s), shape (n,), with mean 1 (over recent rollouts if they are normalised so) before it is shrunk
+        """
+        estimates = self.estimates(features)
+        finite = np.isfinite(estimates)
+        if not finite.all():
+            warnings.warn("The correction's estimate is not finite; samples where it is not get a weight of 1.", stacklevel=2)
+            estimates = np.where(finite, estimates, estimates[finite].mean() if finite.any() else 1.0)
+        self._mean_estimate.update(estimates)
+        running = self.options.normalize_correction == "running"
+        self.mean = self._mean_estimate.value if running else float(estimates.mean())
+        return self._ratio(estimates)
+
+    def ratio(self, features: th.Tensor) -> np.ndarray:
+        """
+        Estimate d_{π,γ}(s) / d_π(s).
+
+        :param features: one row a state
+        :return: ĉ(s), shape (n,); all 1 if nothing was learned yet
+        """
+        return np.ones(len(features)) if self.mean is None else self._ratio(self.estimates(features))
+
+    def _ratio(self, estimates: np.ndarray) -> np.ndarray:
+        if not self.mean:  # all of f has vanished
+            return np.ones_like(estimates)
+        return 1.0 + self.shrinkage * (estimates / self.mean - 1.0)
+
+    # State
+
+    def get_state(self) -> State:
+        """
+        Give all that was learned as plain values and arrays, for a file that needs no class of ours to be read.
+
+        :return: the state
+        """
+        return {
+            "network": _plain(self.network.state_dict()),
+            "average": None if self.average is None else _plain(self.average.state_dict()),
+            "optimizer": _plain(self.optimizer.state_dict()),
+            "rng": self.rng.bit_generator.state,
+            "mean_power": [self._mean_power.sum, self._mean_power.count],
+            "mean_estimate": [self._mean_estimate.sum, self._mean_estimate.count],
+            "shrinkage": [self._shrinkage.first, self._shrinkage.second],
+            "mean": self.mean,
+        }
+
+    def set_state(self, state: State) -> None:
+        """
+        Take what another estimator of the same shape has learned.
+
+        :param state: of :meth:`get_state`; a ValueError says that it does not fit
+        """
+        try:
+            if (self.average is None) != (state["average"] is None):
+                raise ValueError("only one of the two is averaged")
+            self.network.load_state_dict(_tensors(state["network"]))
+            if self.average is not None:
+                self.average.load_state_dict(_tensors(state["average"]))
+            self.optimizer.load_state_dict(_tensors(state["optimizer"]))
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise ValueError(f"The state is of another correction: {error}") from error
+        self.rng.bit_generator.state = state["rng"]
+        self._mean_power.sum, self._mean_power.count = state["mean_power"]
+        self._mean_estimate.sum, self._mean_estimate.count = state["mean_estimate"]
+        self._shrinkage.first, self._shrinkage.second = (np.array(array) for array in state["shrinkage"])
+        self.mean = state["mean"]
+
+
+class PowerWeights:
+    """
+    Gives the weights of ``correction="power"``: γ^t itself, in place of its regression on the state.
+
+    :param options: the correction's options
+    :param gamma: discount factor γ
+    """
+
+    def __init__(self, options: CorrectionOptions, gamma: float) -> None:
+        self.options, self.gamma = options, gamma
+        self._mean_power = RunningMean(MEMORY)
+
+    def __call__(self, steps: np.ndarray) -> tuple[np.ndarray, float]:
+        """
+        Weight a rollout.
+
+        :param steps: t, shape (n_steps, n_envs)
+        :return: γ^t divided by its mean, same shape, and the mean
+        """
+        powers = np.power(self.gamma, steps)
+        self._mean_power.update(powers)
+        if self.options.normalize_correction == "running":
+            return powers / self._mean_power.value, self._mean_power.value
+        # γ^t relative to the largest: the same after normalisation, and not all vanish however long the episode
+        return ratio(np.power(self.gamma, steps - steps.min())), float(powers.mean())
+
+    def get_state(self) -> State:
+        """
+        Give the state as plain values.
+
+        :return: the state
+        """
+        return {"mean_power": [self._mean_power.sum, self._mean_power.count]}
+
+    def set_state(self, state: State) -> None:
+        """
+        Take the state of another.
+
+        :param state: of :meth:`get_state`
+        """
+        self._mean_power.sum, self._mean_power.count = state["mean_power"]
+
+
+def _plain(value: Any) -> Any:
+    """Tensors as arrays, at any depth."""
+    if isinstance(value, th.Tensor):
+        return value.detach().cpu().numpy().copy()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _tensors(value: Any) -> Any:
+    """Arrays as tensors, at any depth."""
+    if isinstance(value, np.ndarray):
+        return th.from_numpy(value.copy())
+    if isinstance(value, Mapping):
+        return {key: _tensors(item) for key, item in value.items()}
+    return [_tensors(item) for item in value] if isinstance(value, list) else value

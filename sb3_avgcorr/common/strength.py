@@ -1,0 +1,376 @@
+r"""
+How far to correct: the strength k in [0, 1] whose gradient has the least expected error, told from a rollout's own blocks.
+
+The corrected gradient c = mean(ĉ·g) points the right way but is noisy, because few samples carry the weight; the uncorrected
+one u = mean(g) is steady but biased. The weights 1 + k·(ĉ - 1) give the gradient (1-k)·u + k·c, and the best k depends on how
+large the bias is beside the noise. A rollout tells both: split it into M blocks that share no noise and take both gradients
+on each. What the mean gradients have in common over different blocks is signal; how far blocks scatter is noise.
+
+Everything here takes arrays and knows nothing of models. Matrices of shape (2, 2) have the rows and columns (u, c).
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+#: a squared length below this share of the whole is rounding (gradients come in single precision)
+ROUNDING = 1e-9
+
+
+class Products(NamedTuple):
+    """Inner products of the uncorrected and the corrected gradient, each a symmetric matrix of shape (2, 2)."""
+
+    signal: np.ndarray  # of the gradients themselves, free of noise
+    noise: np.ndarray  # of the noise in their mean over a rollout
+
+
+def blocks(n_steps: int, n_envs: int, count: int = 16, shortest: int = 16) -> list[np.ndarray]:
+    """
+    Split a rollout into blocks that are stretches of environments, as equal in size as can be (to one row).
+
+    Neighbouring steps share noise (an advantage sums over the steps that follow), so a block is not shorter than ``shortest``
+    steps, unless it is all that an environment has: five steps of eight environments are eight blocks, five steps of
+    one are a single block, which tells nothing.
+
+    :param n_steps: steps of the rollout
+    :param n_envs: environments of the rollout
+    :param count: how many blocks there are to be, at most
+    :param shortest: fewest rows of a block that cuts an environment's stretch
+    :return: one array of rows a block; row step·n_envs + env is that step of that environment
+    """
+    for name, value in {"n_steps": n_steps, "n_envs": n_envs, "count": count, "shortest": shortest}.items():
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    # environment after environment, each along its own time
+    rows = np.arange(n_steps * n_envs).reshape(n_steps, n_envs).T.ravel()
+    return np.array_split(rows, min(count, max(n_envs, rows.size // shortest)))
+
+
+def gradient_products(u: np.ndarray, c: np.ndarray, sizes: np.ndarray | None = None) -> Products:
+    r"""
+    Inner products of two gradients and of their noise, from block gradients.
+
+    Write x_j = x + e_j for a gradient on block j, with noise that is independent between blocks and whose variance falls
+    with the block's size m_j = p_j·m. With the rollout's mean x̄ = Σ_j p_j·x_j,
+
+        E[x̄·ȳ] = x·y + N(x, y)          E[Σ_j p_j (x_j - x̄)·(y_j - ȳ)] = (M-1)·N(x, y),
+
+    N(x, y) being the covariance of the two means, summed over parameters. So
+
+        N(x, y) = Σ_j p_j (x_j - x̄)·(y_j - ȳ) / (M-1)          ⟨x, y⟩ = x̄·ȳ - N(x, y)
+
+    estimate both without bias. With blocks of one size ⟨x, y⟩ is the mean of x_i·y_j over i ≠ j.
+
+    :param u: uncorrected gradient on each block (a mean over its rows), shape (M, P)
+    :param c: corrected gradient on each block, same shape
+    :param sizes: rows of each block, shape (M,); all the same if not given
+    :return: ⟨·, ·⟩ and N(·, ·); not-a-number for a single block, which cannot tell signal from noise
+    """
+    if np.ndim(u) != 2 or np.shape(u) != np.shape(c):
+        raise ValueError(f"`u` and `c` must have the same shape (blocks, parameters), got {np.shape(u)} and {np.shape(c)}.")
+    n_blocks = len(u)
+    if sizes is not None and np.shape(sizes) != (n_blocks,):
+        raise ValueError(f"`sizes` must have shape ({n_blocks},), one for each block, got {np.shape(sizes)}.")
+    if n_blocks < 2:
+        return Products(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
+    p = np.full(n_blocks, 1.0 / n_blocks) if sizes is None else np.asarray(sizes, dtype=np.float64) / np.sum(sizes)
+    x = np.stack([u, c]).astype(np.float64)
+    mean = p @ x
+    rest = (np.sqrt(p)[:, None] * (x - mean[:, None])).reshape(2, -1)
+    noise = rest @ rest.T / (n_blocks - 1)
+    return Products(mean @ mean.T - noise, noise)
+
+
+def gradient_cosine(signal: np.ndarray) -> float:
+    """
+    Cosine of the angle between the uncorrected and the corrected gradient, cos = ⟨u, c⟩ / sqrt(⟨u, u⟩⟨c, c⟩).
+
+    :param signal: noise-free products, shape (2, 2)
+    :return: a number in [-1, 1]; not-a-number where one of the two gradients is zero or lost in noise
+    """
+    (uu, uc), (_, cc) = signal
+    return float(np.clip(uc / np.sqrt(uu) / np.sqrt(cc), -1.0, 1.0)) if uu > 0.0 and cc > 0.0 else float("nan")
+
+
+def uncorrected_scale(signal: np.ndarray) -> float:
+    """
+    The scale κ = ⟨u, c⟩ / ⟨u, u⟩, not below 0, that brings κ·u nearest to c.
+
+    Adam, clipping and normalised advantages take the length out of a gradient: only its direction biases PPO.
+
+    :param signal: noise-free products, shape (2, 2)
+    :return: κ; 0 where the uncorrected gradient is zero or points away from the corrected one
+    """
+    (uu, uc), _ = signal
+    return float(uc / uu) if uu > 0.0 and uc > 0.0 else 0.0
+
+
+def squared_bias(signal: np.ndarray) -> float:
+    """
+    What no scale of the uncorrected gradient can mend, bias² = |c - κu|² = ⟨c, c⟩ - 2κ⟨u, c⟩ + κ²⟨u, u⟩.
+
+    :param signal: noise-free products, shape (2, 2)
+    :return: bias²; estimated products may make it negative
+    """
+    x = np.array([-uncorrected_scale(signal), 1.0])
+    return float(x @ signal @ x)
+
+
+def least_error_strength(signal: np.ndarray, noise: np.ndarray, n: float = 1.0, trust: float = 1.0) -> float:
+    r"""
+    The strength k of least expected error of direction, once the noise of n rollouts has averaged out.
+
+    The gradient a·u + b·c, averaged over n rollouts, misses the true c by
+
+        E|a·ū + b·c̄ - c|² = |a·u + b·c - c|² + (a²·N(u,u) + 2ab·N(u,c) + b²·N(c,c)) / n.
+
+    Its length does not matter to PPO (see :func:`uncorrected_scale`), so a and b are both free: the least squares solution
+    has the direction that is nearest to c, the one of the greatest expected cosine. Up to a common factor it is
+
+        a = ⟨u,c⟩·N(c,c) - ⟨c,c⟩·N(u,c)                                   (what is gained by leaving c: its noise)
+        b = (⟨u,u⟩⟨c,c⟩ - ⟨u,c⟩²)·n + ⟨c,c⟩·N(u,u) - ⟨u,c⟩·N(u,c)         (what is gained by leaving u: bias, and its noise)
+        k = b / (a + b),  cut to [0, 1].
+
+    The bracket is ⟨u,u⟩·bias². An uncorrected gradient of zero gives 1 (a = -⟨c,c⟩·N(u,c) ≤ 0: u is noise that c has too); two
+    gradients that are the same give a = b = 0, where k = 0 leaves the algorithm as it is.
+
+    :param signal: noise-free products of the gradients, shape (2, 2), exact or estimated
+    :param noise: products of the noise of one rollout's mean, same shape
+    :param n: number of rollouts over which noise averages out and bias does not
+    :param trust: share in [0, 1] of the gain b that counts, as far as it is told from none
+    :return: k in [0, 1]
+    """
+    (uu, uc), (_, cc) = signal
+    (nuu, nuc), (_, ncc) = np.asarray(noise) / n
+    a = uc * ncc - cc * nuc
+    b = uu * cc - uc * uc + cc * nuu - uc * nuc
+    return _share(a, b, trust, rounding=ROUNDING * cc * (uu + nuu))
+
+
+def fixed_scale_strength(signal: np.ndarray, noise: np.ndarray, n: float = 1.0, trust: float = 1.0) -> float:
+    r"""
+    The strength k of least expected squared error among (1-β)·κu + β·c: each gradient keeps the length it has alone.
+
+        E|(1-β)·κū + β·c̄ - c|² = (1-β)²·bias² + ((1-β)²κ²·N(u,u) + 2β(1-β)κ·N(u,c) + β²·N(c,c)) / n
+
+    is least at (N already divided by n)
+
+        β = (bias² + κ²N(u,u) - κN(u,c)) / (bias² + κ²N(u,u) - 2κN(u,c) + N(c,c)),  cut to [0, 1],
+        k = β / (β + (1-β)·κ).
+
+    It agrees with :func:`least_error_strength` where bias is small beside the gradient, and is more cautious where it is not.
+
+    :param signal: noise-free products of the gradients, shape (2, 2), exact or estimated
+    :param noise: products of the noise of one rollout's mean, same shape
+    :param n: number of rollouts over which noise averages out and bias does not
+    :param trust: share in [0, 1] of the gain in leaving u that counts
+    :return: k in [0, 1]
+    """
+    (nuu, nuc), (_, ncc) = np.asarray(noise) / n
+    kappa = uncorrected_scale(signal)
+    gain = squared_bias(signal) + kappa**2 * nuu - kappa * nuc
+    return _share(kappa * (ncc - kappa * nuc), gain, trust, rounding=ROUNDING * (signal[1][1] + kappa**2 * nuu))
+
+
+def _share(a: float, b: float, trust: float, rounding: float) -> float:
+    """The share trust·b / (a + trust·b) of c, where a and b are the gains in leaving c and u."""
+    if not b > rounding or trust <= 0.0:
+        return 0.0
+    return float(trust * b / (a + trust * b)) if a > 0.0 else 1.0
+
+
+def rollouts_within(kl: float, reach: float = 1.0) -> float:
+    r"""
+    Over how many rollouts noise averages out and bias does not, from the KL divergence d of one update.
+
+    While the gradient stays about the same, n steps along it are n times as long, and so is their bias; their noise is only
+    sqrt(n) times as long. Relative to the way made, noise has lost a factor n of its squared length and bias none. The gradient
+    stays about the same while the policy does: until it has moved by some ``reach`` in KL divergence. KL divergence is
+    quadratic in the step, so n updates in one direction move the policy by n²·d, and
+
+        n = sqrt(reach / d),  not below 1 (a rollout's noise cannot count more than once).
+
+    The usual d = 0.01 of PPO and a reach of one nat give 10. (Steps that are mostly noise go only n·d far, which would allow
+    reach/d = 100 rollouts. The smaller n is the cautious one: it takes noise to last, and corrects less.)
+
+    :param kl: KL divergence of an update
+    :param reach: KL divergence over which the gradient keeps its direction
+    :return: n; 100 at most, since nothing stays for ever
+    """
+    return float(np.clip(np.sqrt(reach / max(kl, 1e-12)), 1.0, 100.0))
+
+
+class Strength:
+    r"""
+    How far to correct, learned from the block gradients of one rollout after another.
+
+    The products of :func:`gradient_products` are averaged over recent rollouts, each relative to the rollout's mean squared
+    block gradient (of u and c alike, so that a u of zero does no harm): the scale of rewards or of a loss cancels, also
+    where it drifts. The averages go into :func:`least_error_strength`.
+
+    The estimate of bias² is free of bias but not of noise, and to believe it early is to correct too much. So the gain in
+    leaving u counts only as far as bias² is told from 0 over recent rollouts: not at all below 1.5 standard errors, in full
+    from 3. Rollouts are the independent samples (blocks of one rollout may share more than they should). They are few, so
+    Student's t is turned into the number of standard errors that is as rare under a normal distribution (Wallace, 1959): with
+    two rollouts hardly any t is enough, from five or so a clear bias is. κ adds no error of its own to first order, because
+    bias² is at its least in κ.
+
+    :param n: number of rollouts over which noise averages out and bias does not; ``"kl"`` derives it from the KL divergence of
+        the updates (:func:`rollouts_within`)
+    :param memory: number of rollouts over which earlier ones are forgotten by a factor e
+    :param prior: k as long as there are not two rollouts to compare; 0 is the uncorrected algorithm
+    :param rule: k from signal, noise, n and trust
+    """
+
+    #: standard errors from 0 at which the bias begins to count, and counts in full
+    DOUBT, TRUST = 1.5, 3.0
+    #: n under ``"kl"`` as long as no update has told its KL divergence
+    N_BEFORE_KL = 10.0
+
+    def __init__(
+        self,
+        n: float | Literal["kl"] = 10.0,
+        memory: float = 20.0,
+        prior: float = 0.0,
+        rule: Callable[[np.ndarray, np.ndarray, float, float], float] = least_error_strength,
+    ) -> None:
+        if n != "kl" and (isinstance(n, str) or not n >= 1.0):
+            raise ValueError(f'`n` must be a number of at least 1 or "kl", got {n!r}.')
+        if not memory >= 1.0:
+            raise ValueError(f"`memory` must be at least 1 rollout, got {memory}.")
+        if not 0.0 <= prior <= 1.0:
+            raise ValueError(f"`prior` must be in [0, 1], got {prior}.")
+        self._n = n
+        self.memory = memory
+        self.prior = prior
+        self.rule = rule
+        # sums over rollouts of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
+        self._weight = self._squared_weight = 0.0
+        self._first = np.zeros(6)
+        self._second = np.zeros((6, 6))
+        # the same for w and w·KL
+        self._kl = np.zeros(2)
+
+    def update(self, u: np.ndarray, c: np.ndarray, sizes: np.ndarray | None = None, kl: float | None = None) -> bool:
+        """
+        Take in one rollout.
+
+        :param u: uncorrected gradient on each block, shape (M, P)
+        :param c: corrected gradient on each block, same shape
+        :param sizes: rows of each block, shape (M,); all the same if not given
+        :param kl: KL divergence of the latest update of the policy, for ``n="kl"``
+        :return: whether the rollout told anything; one of a single block, of zero gradients or of non-finite ones does not
+        """
+        forget = np.exp(-1.0 / self.memory)
+        if kl is not None and np.isfinite(kl):
+            self._kl = forget * self._kl + [1.0, max(float(kl), 0.0)]
+        # the largest number goes first, so that no square overflows
+        peak = np.maximum(np.max(np.abs(u), initial=0.0), np.max(np.abs(c), initial=0.0))  # keeps a not-a-number
+        if not (np.isfinite(peak) and peak > 0.0):
+            return False
+        signal, noise = gradient_products(np.divide(u, peak, dtype=np.float64), np.divide(c, peak, dtype=np.float64), sizes)
+        # mean squared block gradient
+        scale = 0.5 * np.trace(signal + len(u) * noise)
+        if not scale > 0.0:
+            return False
+        upper = np.triu_indices(2)
+        x = np.concatenate([signal[upper], noise[upper]]) / scale
+        self._weight = float(forget * self._weight + 1.0)
+        self._squared_weight = float(forget**2 * self._squared_weight + 1.0)
+        self._first = forget * self._first + x
+        self._second = forget * self._second + np.outer(x, x)
+        return True
+
+    @property
+    def n(self) -> float:
+        """Number of rollouts over which noise averages out and bias does not."""
+        if self._n != "kl":
+            return float(self._n)
+        weight, total = self._kl
+        return rollouts_within(total / weight) if weight > 0.0 else self.N_BEFORE_KL
+
+    @property
+    def _degrees_of_freedom(self) -> float:
+        """Number of rollouts that count, less one; rollouts all remembered alike count in full."""
+        return self._weight**2 / self._squared_weight - 1.0 if self._weight > 0.0 else 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there are two rollouts to compare, without which nothing can be told from noise."""
+        return self._degrees_of_freedom > 0.5
+
+    def _error(self, direction: np.ndarray) -> float:
+        """Standard error of a linear function of the six averages."""
+        mean = self._first / self._weight
+        covariance = self._second / self._weight - np.outer(mean, mean)
+        return float(np.sqrt(max(direction @ covariance @ direction, 0.0) / self._degrees_of_freedom))
+
+    def _errors_from_zero(self, direction: np.ndarray) -> float:
+        """How many standard errors a linear function of the averages is above 0, as if it were normally distributed."""
+        value, error, freedom = float(direction @ self._first) / self._weight, self._error(direction), self._degrees_of_freedom
+        if error <= ROUNDING * abs(value):
+            return float(np.sign(value) * np.inf) if value else 0.0
+        t = value / error
+        return float(np.sign(t) * (8.0 * freedom + 1.0) / (8.0 * freedom + 3.0) * np.sqrt(freedom * np.log1p(t * t / freedom)))
+
+    def _products(self) -> Products:
+        """Averages that exact products could be: ⟨u, u⟩ not below its own error, so that no κ comes from noise alone."""
+        uu, uc, cc, nuu, nuc, ncc = self._first / self._weight
+        uu = max(uu, self._error(np.eye(6)[0]))
+        uc = max(uc, 0.0) if uu > 0.0 else 0.0
+        return Products(np.array([[uu, uc], [uc, cc]]), np.array([[nuu, nuc], [nuc, ncc]]))
+
+    @property
+    def bias(self) -> float:
+        """How many standard errors bias² is above 0, over recent rollouts; 0 if it is not, or nothing is known."""
+        if not self.known:
+            return 0.0
+        signal, noise = self._products()
+        if squared_bias(signal) <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
+            return 0.0
+        kappa = uncorrected_scale(signal)
+        return self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0, 0.0, 0.0, 0.0]))
+
+    @property
+    def trust(self) -> float:
+        """How far the bias is believed, in [0, 1]."""
+        return float(np.clip((self.bias - self.DOUBT) / (self.TRUST - self.DOUBT), 0.0, 1.0))
+
+    @property
+    def k(self) -> float:
+        """How far to correct, in [0, 1]."""
+        if not self.known:
+            return self.prior
+        return self.rule(*self._products(), self.n, self.trust)
+
+    @property
+    def cosine(self) -> float:
+        """Noise-free cosine of corrected and uncorrected gradient; not-a-number where one of them is lost in noise."""
+        if not self.known or min(self._errors_from_zero(np.eye(6)[i]) for i in (0, 2)) < self.DOUBT:
+            return float("nan")
+        uu, uc, cc = self._first[:3]
+        return gradient_cosine(np.array([[uu, uc], [uc, cc]]))
+
+    def get_state(self) -> dict[str, float | np.ndarray]:
+        """
+        What was learned, as plain numbers and arrays.
+
+        :return: what :meth:`set_state` takes
+        """
+        return {
+            "weight": self._weight,
+            "squared_weight": self._squared_weight,
+            "first": self._first.copy(),
+            "second": self._second.copy(),
+            "kl": self._kl.copy(),
+        }
+
+    def set_state(self, state: dict[str, float | np.ndarray]) -> None:
+        """
+        Go on from what was learned before.
+
+        :param state: what :meth:`get_state` gave
+        """
+        self._weight, self._squared_weight = float(state["weight"]), float(state["squared_weight"])
+        self._first, self._second, self._kl = (np.array(state[name], dtype=np.float64) for name in ("first", "second", "kl"))
