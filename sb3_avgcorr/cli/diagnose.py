@@ -1,4 +1,4 @@
-"""``sb3-avgcorr diagnose``."""
+"""``sb3-avgcorr diagnose``: does a task suffer from the mismatch?"""
 
 import argparse
 import ast
@@ -7,16 +7,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-import gymnasium as gym
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-import sb3_avgcorr
 from sb3_avgcorr.diagnostics.analysis import diagnose
 from sb3_avgcorr.diagnostics.callback import CorrectionDiagnosticsCallback
+from sb3_avgcorr.errors import UserError, missing_package, one_line
 
 #: algorithms that can be trained on the spot: name -> (module, class)
 ALGORITHMS = {
@@ -33,7 +33,7 @@ ALGORITHMS = {
 
 def _keyword(text: str) -> tuple[str, Any]:
     key, colon, value = text.partition(":")
-    if not colon:
+    if not colon or not key:
         raise argparse.ArgumentTypeError(f"{text!r} is not key:value")
     try:
         return key, ast.literal_eval(value)
@@ -43,7 +43,9 @@ def _keyword(text: str) -> tuple[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """
-    :return: the options
+    List the options.
+
+    :return: the parser
     """
     p = argparse.ArgumentParser(prog="sb3-avgcorr diagnose", description="Does this task suffer from the discount mismatch?")
     p.add_argument("--env", required=True, help="id of a Gymnasium environment")
@@ -65,55 +67,117 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
+    Run the command.
+
     :param argv: arguments after ``sb3-avgcorr diagnose``
     :return: exit code
     """
     options = parser().parse_args(argv)
-    if options.model and options.algo:
-        parser().error("give --model or --algo, not both")
-    sb3_avgcorr.envs.register_envs()
-    env = None
+    check(options)
+    env = make_env(options)
     try:
-        for package in options.gym_packages:
-            importlib.import_module(package)
-        env = make_vec_env(options.env, options.n_envs, env_kwargs=dict(options.env_kwargs))
-        if options.vecnormalize:
-            env = VecNormalize.load(options.vecnormalize, env)
         policy: Any = options.model
         history: list[dict[str, float]] = []
         if options.algo:
-            policy, history = _train(options, env)
-        report = diagnose(
-            env,
-            policy,
-            options.gamma,
-            n_steps=options.n_steps,
-            n_resets=options.n_resets,
-            seed=options.seed,
-        )
+            policy, history = train(options, env)
+        report = diagnose(env, policy, options.gamma, n_steps=options.n_steps, n_resets=options.n_resets, seed=options.seed)
         report.env = options.env
         print(json.dumps(report.as_dict(), indent=1) if options.json else report)
         if options.out:
-            print(f"Written: {report.save(Path(options.out), history)}", file=sys.stderr)
-        return 0
-    except (ValueError, OSError, ImportError, gym.error.Error, AssertionError, NotImplementedError) as error:
+            print(f"Written: {report.save(options.out, history)}", file=sys.stderr)
+    except (ValueError, OSError, ImportError, AssertionError, NotImplementedError) as error:
         # the last two are how SB3 says that it does not know a space
-        print(f"sb3-avgcorr diagnose: {error}", file=sys.stderr)
-        return 2
+        raise UserError(f"diagnose: {one_line(error)}") from error
     finally:
-        if env is not None:
-            env.close()
+        env.close()
+    return 0
 
 
-def _train(options: argparse.Namespace, env: Any) -> tuple[Any, list[dict[str, float]]]:
+def check(options: argparse.Namespace) -> None:
+    """
+    Find mistakes before anything is run.
+
+    :param options: the options
+    """
+    if options.model and options.algo:
+        raise UserError("--model and --algo were both given: give a saved model or an algorithm to train, not both.")
+    for name, value, least in (
+        ("--steps", options.steps, 1),
+        ("--n-steps", options.n_steps, 100),
+        ("--n-envs", options.n_envs, 1),
+        ("--n-resets", options.n_resets, 10),
+    ):
+        if value < least:
+            raise UserError(f"{name} {value} is too few: it must be at least {least}.")
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"--seed {options.seed} cannot be used: it must be from 0 to {2**32 - 1}.")
+    if options.gamma is not None and not 0.0 < options.gamma <= 1.0:
+        raise UserError(f"--gamma {options.gamma:g} cannot be used: it must be above 0, and at most 1.")
+    if options.model and not any(Path(f"{options.model}{suffix}").is_file() for suffix in ("", ".zip")):
+        raise UserError(f"--model {options.model}: there is no such file.")
+    if options.vecnormalize and not Path(options.vecnormalize).is_file():
+        raise UserError(f"--vecnormalize {options.vecnormalize}: there is no such file.")
+    if options.out:
+        try:
+            importlib.import_module("matplotlib")
+            Path(options.out).mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=options.out):
+                pass
+        except ModuleNotFoundError as error:
+            raise missing_package(error) from error
+        except OSError as error:
+            raise UserError(f"--out {options.out}: nothing can be written there ({error.strerror}).") from error
+
+
+def make_env(options: argparse.Namespace) -> VecEnv:
+    """
+    Make the copies of the environment. Whatever goes wrong here is for the user to mend.
+
+    :param options: the options
+    :return: the environment, with its statistics if there are any
+    """
+    for package in options.gym_packages:
+        try:
+            importlib.import_module(package)
+        except Exception as error:
+            raise UserError(f"--gym-packages {package} cannot be imported: {one_line(error)}") from error
+    arguments = dict(options.env_kwargs)
+    try:
+        env = make_vec_env(options.env, options.n_envs, env_kwargs=arguments)
+    except Exception as error:
+        given = f" with --env-kwargs {arguments}" if arguments else ""
+        raise UserError(f"--env {options.env}{given} cannot be made: {one_line(error)}") from error
+    if not options.vecnormalize:
+        return env
+    try:
+        return VecNormalize.load(options.vecnormalize, env)
+    except Exception as error:
+        env.close()
+        raise UserError(
+            f"--vecnormalize {options.vecnormalize} does not hold statistics for {options.env} as VecNormalize.save() writes "
+            f"them: {one_line(error)}"
+        ) from error
+
+
+def train(options: argparse.Namespace, env: VecEnv) -> tuple[Any, list[dict[str, float]]]:
+    """
+    Train on the spot, and diagnose about ten times on the way.
+
+    :param options: the options
+    :param env: the environment
+    :return: the model, and what the callback recorded
+    """
     module, name = ALGORITHMS[options.algo]
+    try:
+        algorithm: Any = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise missing_package(error) from error
     lstm = "Lstm" if options.algo == "ppo_lstm" else ""
     images = is_image_space(env.observation_space)
     kind = "MultiInput" if hasattr(env.observation_space, "spaces") else "Cnn" if images else "Mlp"
     settings = {} if options.gamma is None else {"gamma": options.gamma}
-    algorithm: Any = getattr(importlib.import_module(module), name)
     model = algorithm(f"{kind}{lstm}Policy", env, seed=options.seed, device="auto" if images else "cpu", **settings)
-    rollouts = max(1, options.steps // (model.n_steps * env.num_envs))
+    rollouts = -(-options.steps // (model.n_steps * env.num_envs))
     callback = CorrectionDiagnosticsCallback(every=max(1, rollouts // 10), seed=options.seed)
     model.learn(options.steps, callback=callback)
     return model, callback.history

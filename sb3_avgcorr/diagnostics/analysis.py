@@ -1,4 +1,4 @@
-"""Does a task suffer from the discount-factor mismatch? Rolls a policy out and measures it."""
+"""Does a task suffer from the discount-factor mismatch? This module rolls a policy out and measures it."""
 
 import copy
 import os
@@ -29,6 +29,7 @@ from sb3_avgcorr.diagnostics.rollout import (
     source_of,
     undisturbed,
 )
+from sb3_avgcorr.diagnostics.strength import choose_strength
 
 #: samples that a report keeps for its plots
 PLOTTED = 5000
@@ -51,6 +52,8 @@ class Starts:
 
     def raw(self, observations: Any) -> Any:
         """
+        Undo the normalisation.
+
         :param observations: what the policy sees
         :return: what the environment gave
         """
@@ -58,6 +61,8 @@ class Starts:
 
     def batch(self) -> Any:
         """
+        Give the observations as the environment gave them.
+
         :return: all of them as one batch
         """
         if isinstance(self.observations[0], dict):
@@ -66,12 +71,16 @@ class Starts:
 
     def seen(self) -> Any:
         """
-        :return: all of them as the policy sees them now
+        Give the observations as the policy sees them now.
+
+        :return: all of them as one batch
         """
         return self.batch() if self.normalize is None else self.normalize.normalize_obs(self.batch())
 
     def reset(self, env: VecEnv, count: int) -> "Starts":
         """
+        Collect initial observations by resets.
+
         :param env: the environment, or another like it
         :param count: number of resets
         :return: this object, with the observations they gave
@@ -93,9 +102,10 @@ def analyse(
     *,
     rewards: np.ndarray | None = None,
     cuts: list[tuple[int, int, Any]] | None = None,
+    training_rollout: int | None = None,
 ) -> DiagnosisReport:
     """
-    All measures on one rollout.
+    Take all measures on one rollout.
 
     :param view: the rollout
     :param starts: initial observations
@@ -104,6 +114,7 @@ def analyse(
     :param advantages: advantages, shape (n_steps, n_envs); None: by a value function fitted here
     :param rewards: rewards to fit it to
     :param cuts: where episodes were cut, not terminated: (step, environment, observation)
+    :param training_rollout: steps of the rollouts that the policy is trained on; None: this is one of them
     :return: the report, without a policy's and an environment's name
     """
     steps, n = view.steps, view.n
@@ -165,6 +176,7 @@ def analyse(
     gradients = block_gradients(view.log_prob, parameters, [a, (raw - 1.0) * a, v * a], blocks)
     slope = (blocks.sums((raw - 1.0) * v), blocks.sums((raw - 1.0) ** 2))
     gradient = compare_gradients(gradients, slope, k, blocks)
+    strength = choose_strength(gradients[0], gradients[0] + k * gradients[1], one, training_rollout or n)
 
     observations: Any = view.buffer.observations
     flat = (
@@ -183,6 +195,7 @@ def analyse(
         effective_sample_size=size,
         gradient_angle=gradient.angle,
         gradient=gradient,
+        strength=strength,
         weight_quantiles=tuple(float(q) for q in np.quantile(weights, [0.0, 0.05, 0.5, 0.95, 1.0])),
         gamma=gamma,
         n_steps=n,
@@ -195,6 +208,8 @@ def analyse(
 
 def stacked(observations: list[Any]) -> Any:
     """
+    Stack observations.
+
     :param observations: single observations
     :return: the batch of them
     """
@@ -216,8 +231,9 @@ def diagnose(
     env_kwargs: dict[str, Any] | None = None,
 ) -> DiagnosisReport:
     """
-    Roll a policy out and measure what the discount-factor mismatch does to its gradient. Nothing is trained or changed but
-    the state of the environment.
+    Roll a policy out and measure what the discount-factor mismatch does to its gradient.
+
+    Nothing is trained, and nothing is changed but the state of the environment.
 
     :param env: id of an environment, an environment, or a VecEnv (with the VecNormalize the policy was trained with)
     :param policy: a model of any on-policy class, an actor-critic policy, or the file of a saved model; None: a fresh one,
@@ -279,6 +295,7 @@ def _diagnose(
         model.rollout_buffer.advantages if own else None,
         rewards=np.stack(recorder.rewards),
         cuts=cuts,
+        training_rollout=source.rollout,
     )
     report.env, report.policy = _name(env), source.name
     report.grid = _grid(wrapped)
@@ -295,10 +312,11 @@ def _diagnose(
     if report.n_episodes < FEW_EPISODES:
         report.notes.append(f"Only {report.n_episodes} episodes: the intervals are rough. Use more steps or copies.")
     angle, power = report.gradient_angle, report.gradient.power_angle
-    if angle < power.low or angle > power.high:
+    if angle < power.low:
         report.notes.append(
-            f"With γ^t itself as the weight the angle is {power:.0f}° ({power.low:.0f}° to {power.high:.0f}°): what the "
-            "critic sees does not tell the time, and the averaging correction can know no more. correction='power' does."
+            f"With γ^t itself as the weight the angle is {power:.1f}° ({power.low:.1f}° to {power.high:.1f}°), with ĉ(s) it "
+            f"is {angle:.1f}°: what the critic sees does not tell the time, and the averaging correction can know no more. "
+            "correction='power' does."
         )
     if view.recurrent:
         report.notes.append("Recurrent policy: its memory is taken as it was, without gradients through earlier steps.")

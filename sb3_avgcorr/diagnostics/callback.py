@@ -10,7 +10,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_avgcorr.common.buffers import episode_steps
+from sb3_avgcorr.common.clock import episode_steps
 from sb3_avgcorr.diagnostics.analysis import Starts, analyse
 from sb3_avgcorr.diagnostics.report import MEASURES, DiagnosisReport
 from sb3_avgcorr.diagnostics.rollout import RolloutView
@@ -18,8 +18,10 @@ from sb3_avgcorr.diagnostics.rollout import RolloutView
 
 class CorrectionDiagnosticsCallback(BaseCallback):
     """
-    Measures the mismatch on the rollouts that training collects, with the advantages that training uses, and logs it as
-    ``diagnostics/*``. For every on-policy algorithm, SB3's own PPO too; training goes on as if it were not there.
+    Measures the mismatch on the rollouts that training collects, and logs it as ``diagnostics/*``.
+
+    It uses the advantages that training uses, works with every on-policy algorithm (SB3's own PPO too), and training goes on
+    as if it were not there.
 
     :param every: measure every so many rollouts
     :param reset_env: id of an environment or an environment of its own to draw initial states from; None: those seen in
@@ -99,6 +101,8 @@ class CorrectionDiagnosticsCallback(BaseCallback):
             x = getattr(report, name)
             row.update({name: float(x), f"{name}_low": x.low, f"{name}_high": x.high})
             self.logger.record(f"diagnostics/{name}", float(x))
+        row["strength"] = report.strength.k
+        self.logger.record("diagnostics/strength", report.strength.k)
         self.history.append(row)
         if self.verbose > 0:
             print(f"{self.num_timesteps} steps: {report.verdict}")

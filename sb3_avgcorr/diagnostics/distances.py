@@ -35,6 +35,8 @@ class Columns:
 
     def bins(self, dimensions: np.ndarray) -> np.ndarray:
         """
+        Number the cells.
+
         :param dimensions: which columns
         :return: number of the cell of each sample, of ``BINS ** len(dimensions)``
         """
@@ -62,8 +64,9 @@ def _bound(space: spaces.Space, end: str, size: int) -> np.ndarray:
 
 def histogram_distance(starts: Columns, sampled: Columns, blocks: Blocks, rng: np.random.Generator) -> Estimate:
     """
-    Table 1 of the paper: the largest difference between the two histograms, 8 bins a dimension. Above 5 dimensions the
-    paper draws 5 at random; here the mean of several such draws.
+    Measure the distance of Table 1 of the paper: the largest difference between two histograms, 8 bins a dimension.
+
+    Above 5 dimensions the paper draws 5 at random; here the mean over several such draws is taken.
 
     :param starts: initial observations
     :param sampled: the rollout's
@@ -94,9 +97,10 @@ def histogram_distance(starts: Columns, sampled: Columns, blocks: Blocks, rng: n
 
 def classifier_distance(starts: np.ndarray, sampled: np.ndarray, blocks: Blocks, rng: np.random.Generator) -> Estimate:
     """
-    Total variation of the initial and the sampling distribution by a two-sample classifier: where it thinks an observation
-    more likely initial, the difference of the two probabilities, counted on observations that it was not fitted to. So it
-    is an estimate from below, and neither bins nor overfitting inflate it.
+    Estimate the total variation of the initial and the sampling distribution by a two-sample classifier.
+
+    Where the classifier thinks an observation more likely initial, the two probabilities are counted, on observations that it
+    was not fitted to, and subtracted. So this is an estimate from below, and neither bins nor overfitting inflate it.
 
     :param starts: initial observations, as the critic's layers see them
     :param sampled: the rollout's, same columns

@@ -56,8 +56,9 @@ class Estimate(float):
 
 class Blocks(NamedTuple):
     """
-    Samples of one episode are far from independent, so whole episodes are what is held out and what the bootstrap draws:
-    each on its own, or many in one block where there are more than need be.
+    Whole episodes, which are what is held out and what the bootstrap draws.
+
+    Samples of one episode are far from independent. Where there are more episodes than need be, a block holds many.
     """
 
     of_row: np.ndarray  # block of each sample
@@ -68,6 +69,8 @@ class Blocks(NamedTuple):
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """
+        Sum over each block.
+
         :param values: one number a sample
         :return: their sums in each block
         """
@@ -75,6 +78,8 @@ class Blocks(NamedTuple):
 
     def estimate(self, statistic: Callable[..., Any], *sums: np.ndarray, low: float, high: float) -> Estimate:
         """
+        Estimate a statistic, with an interval.
+
         :param statistic: a function of sums over samples, elementwise
         :param sums: those sums in each block
         :param low: smallest value there is
@@ -88,6 +93,8 @@ class Blocks(NamedTuple):
 
 def blocks_of(steps: np.ndarray, rng: np.random.Generator) -> Blocks:
     """
+    Group the episodes of a rollout into blocks and folds.
+
     :param steps: step inside the episode of each sample, shape (n_steps, n_envs)
     :param rng: random generator
     :return: the blocks; row (step, environment) by row
@@ -128,6 +135,8 @@ class Regression:
     @th.no_grad()
     def predict(self) -> np.ndarray:
         """
+        Predict.
+
         :return: the prediction for every row
         """
         z = th.cat([self.net(piece) for piece in self.inputs.split(8192)]).squeeze(-1).double()
@@ -135,6 +144,8 @@ class Regression:
 
     def fit(self, targets: Callable[[], np.ndarray]) -> np.ndarray:
         """
+        Fit the network.
+
         :param targets: computes the targets of all rows; called before every pass, for they may depend on the predictions
         :return: the prediction for every row
         """
@@ -163,8 +174,9 @@ class Regression:
 
 def out_of_sample_estimates(inputs: np.ndarray, steps: np.ndarray, gamma: float, blocks: Blocks, rng: Any) -> np.ndarray:
     """
-    f(s), an estimate of E[γ^t | s], for each sample from a network that has not seen the sample's episode: noise that was
-    fitted would else count as knowledge.
+    Estimate f(s) = E[γ^t | s] for each sample by a network that has not seen the sample's episode.
+
+    Noise that was fitted would otherwise count as knowledge.
 
     :param inputs: what the correction sees, one row a sample
     :param steps: step inside the episode, shape (n_steps, n_envs)
@@ -196,7 +208,7 @@ def fitted_advantages(
     rng: Any,
 ) -> np.ndarray:
     """
-    Advantages for a policy whose critic knows nothing: GAE on a value function fitted to the other episodes.
+    Compute advantages for a policy whose critic knows nothing: GAE on a value function fitted to the other episodes.
 
     :param inputs: what the critic sees, one row a sample, then one row for each end of an episode that is no termination
     :param rewards: rewards, shape (n_steps, n_envs)

@@ -20,6 +20,7 @@ class GradientComparison(NamedTuple):
     power_angle: Estimate  # degrees, with the weights γ^t
     corrected_seen: bool  # whether the corrected gradient can be told from 0
     uncorrected_seen: bool  # whether the uncorrected one can
+    cancels: bool  # whether only the corrected one can, and the uncorrected one is less than half as long, beyond chance
 
 
 def block_gradients(
@@ -29,7 +30,7 @@ def block_gradients(
     blocks: Blocks,
 ) -> np.ndarray:
     """
-    Sums of coefficient · ∇log π(a|s) over each block.
+    Sum coefficient · ∇log π(a|s) over each block.
 
     :param log_prob: log π(a|s) of the samples with these numbers
     :param parameters: what to differentiate by
@@ -64,6 +65,8 @@ def compare_gradients(
     gradients: np.ndarray, slope: tuple[np.ndarray, np.ndarray], k: float, blocks: Blocks
 ) -> GradientComparison:
     r"""
+    Measure the angle between the corrected and the uncorrected gradient.
+
     Noise is common to both gradients and would draw their angle to that of the noise alone. So inner products are taken
     between different blocks only, Σ_{i≠j} u_i·v_j, whose expectation is that of the gradients themselves.
 
@@ -113,4 +116,5 @@ def compare_gradients(
         Estimate(power_angle[0], min(low, power_angle[0]), max(high, power_angle[0])),
         seen(cc),
         seen(uu),
+        seen(cc) and not seen(uu) and bool(np.percentile(cc[1:] - 4.0 * uu[1:], 2.5) > 0.0),
     )

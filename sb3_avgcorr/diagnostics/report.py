@@ -1,22 +1,16 @@
-"""What a diagnosis found, in words, as a table and as a page."""
+"""What a diagnosis found: the measures, the verdict in words, and a table."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sb3_avgcorr.diagnostics.estimates import Estimate
 from sb3_avgcorr.diagnostics.gradient import GradientComparison
-from sb3_avgcorr.reporting import page
+from sb3_avgcorr.diagnostics.strength import ChosenStrength
+from sb3_avgcorr.diagnostics.verdict import Severity, Verdict, judge
 
-#: degrees from which a change of the gradient is called moderate and large
-MODERATE_ANGLE, LARGE_ANGLE = 10.0, 30.0
-#: where the gradient itself is lost in noise: total variation from which the mismatch of the states is called so
-MODERATE_VARIATION, LARGE_VARIATION = 0.05, 0.2
-
-Severity = Literal["negligible", "moderate", "large"]
 MEASURES = {
     "distance": "initial vs sampling states, max-norm of histograms (Table 1)",
     "classifier_distance": "initial vs sampling states, total variation by a classifier",
@@ -40,6 +34,8 @@ class DiagnosisReport:
     effective_sample_size: Estimate
     gradient_angle: Estimate
     gradient: GradientComparison
+    #: what ``correction_strength="auto"`` would choose, and why
+    strength: ChosenStrength
     #: minimum, 5 %, median, 95 % and maximum of ĉ(s) over the rollout
     weight_quantiles: tuple[float, ...]
     gamma: float
@@ -55,47 +51,45 @@ class DiagnosisReport:
     grid: tuple[int, int] | None = None
     notes: list[str] = field(default_factory=list)
 
+    def _judge(self) -> Verdict:
+        return judge(
+            self.gradient_angle,
+            self.gradient,
+            self.total_variation,
+            self.gamma,
+            self.n_steps,
+            corrects=self.effective_sample_size < 1.0,
+        )
+
     @property
     def severity(self) -> Severity:
-        """The verdict in one word."""
-        return self._judge()[0]
+        """The verdict without its reason: ``negligible``, ``moderate``, ``large`` or ``cannot tell yet``."""
+        return self._judge().severity
 
     @property
     def verdict(self) -> str:
-        """The verdict in one sentence, which begins with ``negligible``, ``moderate`` or ``large``."""
-        severity, why = self._judge()
-        return f"{severity}: {why}."
+        """The verdict in one sentence, which begins with the severity."""
+        judged = self._judge()
+        return f"{judged.severity}: {judged.why}."
 
-    def _judge(self) -> tuple[Severity, str]:
-        angle, variation, gradient = self.gradient_angle, self.total_variation, self.gradient
-        if self.gamma == 1.0:
-            return "negligible", "without discounting (gamma=1) there is no mismatch"
-        if self.effective_sample_size == 1.0:
-            return "negligible", (
-                "the states do not tell early steps from late ones beyond chance, and the correction weighs all alike "
-                f"(total variation {variation:.3f}, at most {variation.high:.3f})"
-            )
-        if gradient.corrected_seen and not gradient.uncorrected_seen:
-            return "large", (
-                "the corrected gradient stands out of the noise; the uncorrected one, where states cancel each other, does not"
-            )
-        if not gradient.corrected_seen:
-            severity = _grade(variation, MODERATE_VARIATION, LARGE_VARIATION)
-            return severity, (
-                f"both gradients are lost in noise, so judged by the states alone: total variation {variation:.2f} "
-                f"({variation.low:.2f} to {variation.high:.2f}; thresholds {MODERATE_VARIATION} and {LARGE_VARIATION})"
-            )
-        return _grade(angle, MODERATE_ANGLE, LARGE_ANGLE), (
-            f"the correction turns the gradient by {angle:.0f}° ({angle.low:.0f}° to {angle.high:.0f}°; thresholds "
-            f"{MODERATE_ANGLE:.0f}° and {LARGE_ANGLE:.0f}°)"
-        )
+    @property
+    def steps_to_tell(self) -> int | None:
+        """Steps of a diagnosis that would tell; None if this one tells, or if steps do not help."""
+        return self._judge().steps
 
     @property
     def advice(self) -> str:
         """What to try."""
-        if self.severity == "negligible":
-            return "Nothing to gain from a correction here; it costs nothing but time."
-        against = f"Compare under equal settings on {self.env}: AveragingPPO with correction='averaging', 'power' and None."
+        judged = self._judge()
+        if judged.severity == "negligible":
+            noise = ", and its weights add noise to the gradient" if self.strength.noise > 1.1 else ""
+            return f"There is little to gain from a correction here{noise}."
+        if judged.severity == "cannot tell yet":
+            return judged.remedy
+        against = (
+            f"Compare under equal settings on {self.env}: AveragingPPO with correction='averaging', 'power' and None, and "
+            "with correction_strength='auto'."
+        )
         if self.explained_variance < 0.1:
             against += (
                 " The state explains little of γ^t; if your critic can be given the time or other information that the actor "
@@ -105,9 +99,12 @@ class DiagnosisReport:
 
     def as_dict(self) -> dict[str, Any]:
         """
-        :return: everything but the samples, ready for JSON
+        Give everything but the samples, ready for JSON.
+
+        :return: names and values
         """
         numbers = {name: getattr(self, name) for name in MEASURES}
+        strength = {name: None if np.isnan(x) else x for name, x in self.strength._asdict().items()}
         return {
             "env": self.env,
             "policy": self.policy,
@@ -115,39 +112,53 @@ class DiagnosisReport:
             "n_steps": self.n_steps,
             "n_episodes": self.n_episodes,
             **{name: {"value": float(x), "low": x.low, "high": x.high} for name, x in numbers.items()},
+            "strength": {**strength, "why": self.strength.why},
             "weight_quantiles": self.weight_quantiles,
             "severity": self.severity,
             "verdict": self.verdict,
+            "steps_to_tell": self.steps_to_tell,
             "advice": self.advice,
             "notes": self.notes,
         }
 
     def rows(self) -> list[tuple[str, str, str]]:
         """
+        Give the rows of the table.
+
         :return: measure, value and interval, as the table shows them
         """
         numbers = [(label, getattr(self, name), 1 if name == "gradient_angle" else 3) for name, label in MEASURES.items()]
-        return [(label, f"{x:.{d}f}", f"{x.low:.{d}f} to {x.high:.{d}f}") for label, x, d in numbers]
+        return [
+            *((label, f"{x:.{d}f}", f"{x.low:.{d}f} to {x.high:.{d}f}") for label, x, d in numbers),
+            ("strength that correction_strength='auto' would choose", f"{self.strength.k:.2f}", ""),
+            ("weights: min · 5 % · median · 95 % · max", " · ".join(f"{w:.2f}" for w in self.weight_quantiles), ""),
+        ]
 
     def heading(self) -> str:
         """
-        :return: what was diagnosed
+        Say what was diagnosed.
+
+        :return: one line
         """
         return f"{self.env} · {self.policy} · gamma {self.gamma:g} · {self.n_steps} steps, {self.n_episodes} episodes"
 
-    def spread(self) -> str:
+    def conclusions(self) -> list[str]:
         """
-        :return: how far the weights spread
+        Say what follows from the measures, after the verdict.
+
+        :return: sentences
         """
-        low, five, median, ninety_five, high = self.weight_quantiles
-        return f"{low:.2f} · {five:.2f} · {median:.2f} · {ninety_five:.2f} · {high:.2f}"
+        return [
+            self.advice,
+            f"correction_strength='auto' would choose {self.strength}.",
+            *(f"Note: {note}" for note in self.notes),
+        ]
 
     def __str__(self) -> str:
-        rows = [*self.rows(), ("weights: min · 5 % · median · 95 % · max", self.spread(), "")]
+        rows = self.rows()
         width = max(len(label) for label, _, _ in rows)
         lines = [f"  {label:<{width}}  {value:>7}  {interval}".rstrip() for label, value, interval in rows]
-        notes = [f"Note: {note}" for note in self.notes]
-        return "\n".join([self.heading(), "", *lines, "", f"Verdict: {self.verdict}", self.advice, *notes])
+        return "\n".join([self.heading(), "", *lines, "", f"Verdict: {self.verdict}", *self.conclusions()])
 
     def save(self, folder: str | Path, history: list[dict[str, float]] | None = None) -> Path:
         """
@@ -157,34 +168,6 @@ class DiagnosisReport:
         :param history: what :class:`CorrectionDiagnosticsCallback` recorded along a training run
         :return: the page
         """
-        from sb3_avgcorr.diagnostics.plots import plot_history, plot_states, plot_steps
+        from sb3_avgcorr.diagnostics.writing import write  # matplotlib is needed for nothing else
 
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps({**self.as_dict(), "history": history or []}, indent=1) + "\n")
-        figures = {"steps.png": "Weight against the step of the episode", "states.png": "Weight over the states"}
-        plot_steps(self, folder / "steps.png")
-        plot_states(self, folder / "states.png")
-        if history:
-            figures["training.png"] = "Along training"
-            plot_history(history, folder / "training.png")
-        path = folder / "report.html"
-        path.write_text(self._page({title: (folder / name).read_bytes() for name, title in figures.items()}))
-        return path
-
-    def _page(self, figures: dict[str, bytes]) -> str:
-        rows = [*self.rows(), ("weights: min · 5 % · median · 95 % · max", self.spread(), "")]
-        body = [
-            page.text(f"Discount-factor mismatch: {self.env}", "h1"),
-            page.text(self.heading()),
-            page.text(self.verdict, css=f"verdict {self.severity}"),
-            page.text(self.advice),
-            *(page.text(note, css="note") for note in self.notes),
-            page.table(("measure", "value", "95 % interval"), rows),
-            *(page.figure(title, png) for title, png in figures.items()),
-        ]
-        return page.page(f"{self.env}: discount mismatch", body)
-
-
-def _grade(value: float, moderate: float, large: float) -> Severity:
-    return "large" if value >= large else "moderate" if value >= moderate else "negligible"
+        return write(self, Path(folder), history or [])

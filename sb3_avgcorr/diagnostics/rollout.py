@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,9 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from sb3_avgcorr.common.buffers import episode_steps
+from sb3_avgcorr.common.clock import episode_steps
 from sb3_avgcorr.common.critic import critic_features
-from sb3_avgcorr.common.fast import flat_observations
+from sb3_avgcorr.common.rollout import flat_observations
 
 #: observations, memories and features of a diagnosis take no more than about this
 MAX_BYTES = 2**29
@@ -35,10 +36,13 @@ class Source(NamedTuple):
     gamma: float
     gae_lambda: float
     trained: bool  # whether its critic knows something
+    rollout: int = 2048  # steps of the rollouts it is trained on; SB3's default for PPO where no algorithm is known
 
 
 def source_of(policy: Any, env: VecEnv) -> Source:
     """
+    Find the policy to diagnose.
+
     :param policy: an on-policy model, an actor-critic policy, the file of a saved model, or None for a fresh policy
     :param env: the environment, as SB3 wraps it
     :return: the policy
@@ -50,10 +54,13 @@ def source_of(policy: Any, env: VecEnv) -> Source:
     if isinstance(policy, BaseAlgorithm):
         if not isinstance(policy, OnPolicyAlgorithm):
             raise ValueError(f"policy={type(policy).__name__} is off-policy: the mismatch is one of on-policy algorithms.")
-        return Source(policy.policy, type(policy).__name__, policy.gamma, policy.gae_lambda, policy.num_timesteps > 0)
+        rollout = policy.n_steps * policy.n_envs
+        return Source(policy.policy, type(policy).__name__, policy.gamma, policy.gae_lambda, policy.num_timesteps > 0, rollout)
     if isinstance(policy, BasePolicy):
         source = Source(policy, type(policy).__name__, 0.99, 0.95, False)
     else:
+        if not any(Path(f"{policy}{suffix}").is_file() for suffix in ("", ".zip")):
+            raise FileNotFoundError(f"policy={str(policy)!r}: there is no such file.")
         data, parameters, _ = load_from_zip_file(policy, device="cpu")
         if data is None or "policy_class" not in data or "policy" not in parameters:
             raise ValueError(f"policy={str(policy)!r} is not a model saved by SB3.")
@@ -64,7 +71,8 @@ def source_of(policy: Any, env: VecEnv) -> Source:
         if hasattr(loaded, "evaluate_actions"):
             loaded.load_state_dict(parameters["policy"])
         name = f"{policy} after {data['num_timesteps']} steps"
-        source = Source(loaded, name, data["gamma"], data.get("gae_lambda", 0.95), data["num_timesteps"] > 0)
+        rollout = data.get("n_steps", 2048) * data.get("n_envs", 1)
+        source = Source(loaded, name, data["gamma"], data.get("gae_lambda", 0.95), data["num_timesteps"] > 0, rollout)
     if not hasattr(source.policy, "evaluate_actions"):
         raise ValueError(
             f"policy is a {type(source.policy).__name__}: only actor-critic (on-policy) policies have a mismatch."
@@ -125,6 +133,8 @@ class RolloutView:
 
     def features(self) -> np.ndarray:
         """
+        Read the critic's features of the rollout.
+
         :return: what the critic's layers see, one row a sample
         """
         out = []
@@ -135,6 +145,8 @@ class RolloutView:
 
     def features_of(self, observation: Any) -> np.ndarray:
         """
+        Read the critic's features of other observations.
+
         :param observation: a batch of observations, each the first of an episode if the policy has a memory
         :return: what the critic's layers see
         """
@@ -154,8 +166,10 @@ class RolloutView:
 
     def log_prob(self, rows: np.ndarray) -> th.Tensor:
         """
+        Compute log π(a|s) of some samples.
+
         :param rows: numbers of samples
-        :return: log π(a|s) of each, differentiable. A memory is taken as it was: no gradient through earlier steps
+        :return: log π(a|s) of each, differentiable; a memory is taken as it was, without a gradient through earlier steps
         """
         actions = self.buffer.to_torch(self.buffer.actions.reshape(self.n, -1)[rows]).float()
         if isinstance(self.model.action_space, spaces.Discrete):
@@ -172,6 +186,8 @@ class RolloutView:
 
 def pieces(items: Any) -> list[Any]:
     """
+    Cut a sequence into pieces.
+
     :param items: a list or an array
     :return: it in pieces small enough for images to go through a network
     """
@@ -180,15 +196,17 @@ def pieces(items: Any) -> list[Any]:
 
 def takes_masks(policy: Any) -> bool:
     """
+    Tell whether a policy takes action masks, as sb3-contrib's maskable ones do.
+
     :param policy: a policy
-    :return: whether it is one of sb3-contrib's that take action masks
+    :return: whether it does
     """
     return "action_masks" in inspect.signature(policy.forward).parameters
 
 
 def carrier(source: Source, env: VecEnv, n_steps: int, gamma: float) -> OnPolicyAlgorithm:
     """
-    An algorithm of SB3's or sb3-contrib's that rolls the policy out. It is never trained.
+    Make an algorithm of SB3's or sb3-contrib's that rolls the policy out. It is never trained.
 
     :param source: the policy
     :param env: the environment
@@ -213,6 +231,8 @@ def carrier(source: Source, env: VecEnv, n_steps: int, gamma: float) -> OnPolicy
 
 def collect(model: OnPolicyAlgorithm, n_steps: int) -> Recorder:
     """
+    Roll out.
+
     :param model: what :func:`carrier` made
     :param n_steps: steps in each copy of the environment
     :return: what its buffer does not hold
@@ -231,7 +251,7 @@ def collect(model: OnPolicyAlgorithm, n_steps: int) -> Recorder:
 @contextmanager
 def undisturbed(env: VecEnv, policy: Any) -> Iterator[None]:
     """
-    Leaves no trace: running statistics stand still, the policy's mode and torch's random stream are put back.
+    Leave no trace: running statistics stand still meanwhile, and the policy's mode is put back.
 
     :param env: the environment
     :param policy: the policy
@@ -251,6 +271,8 @@ def undisturbed(env: VecEnv, policy: Any) -> Iterator[None]:
 
 def fitting_steps(source: Source, env: VecEnv, n_steps: int) -> int:
     """
+    Limit the steps to what fits into memory.
+
     :param source: the policy
     :param env: the environment
     :param n_steps: steps that were asked for
@@ -266,8 +288,10 @@ def fitting_steps(source: Source, env: VecEnv, n_steps: int) -> int:
 
 def observation_bytes(env: VecEnv) -> int:
     """
+    Measure an observation.
+
     :param env: the environment
-    :return: size of one observation
+    :return: bytes of one observation
     """
     space: Any = env.observation_space
     parts: list[Any] = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]

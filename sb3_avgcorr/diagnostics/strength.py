@@ -1,0 +1,55 @@
+"""The strength that ``correction_strength="auto"`` would choose on a task, and why."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sb3_avgcorr.common.strength import Strength, gradient_cosine, gradient_products, least_error_strength
+
+#: independent parts of the rollout, at most, that tell how sure the bias is
+PARTS = 16
+
+
+class ChosenStrength(NamedTuple):
+    """How far to correct, and what it rests on."""
+
+    k: float
+    cosine: float  # of corrected and uncorrected gradient, free of noise; NaN where one is lost in it
+    bias: float  # how many standard errors the squared bias of the uncorrected gradient is above zero
+    noise: float  # variance of the corrected gradient, as a multiple of the uncorrected one's
+    rollout: int  # steps of the training rollouts that it is for
+
+    @property
+    def why(self) -> str:
+        """The reason in one sentence."""
+        noise = f"the corrected gradient has {self.noise:.1f} times the noise of the uncorrected one"
+        if self.k == 0.0 and self.bias < Strength.DOUBT:
+            errors = f"{self.bias:.1f} standard errors; it counts from {Strength.DOUBT:g}"
+            return f"no bias is told from chance ({errors}), and {noise}"
+        return f"the bias is {self.bias:.1f} standard errors above zero, and on rollouts of {self.rollout} steps {noise}"
+
+    def __str__(self) -> str:
+        return f"{self.k:.2f}: {self.why}"
+
+
+def choose_strength(u: np.ndarray, c: np.ndarray, sizes: np.ndarray, rollout: int) -> ChosenStrength:
+    """
+    Choose the strength for training on rollouts of some size from the gradients of independent blocks.
+
+    :param u: uncorrected gradient summed over each block, shape (blocks, length)
+    :param c: corrected gradient summed over each block, same shape
+    :param sizes: samples of each block
+    :param rollout: samples of a training rollout
+    :return: the strength
+    """
+    u, c = u / sizes[:, None], c / sizes[:, None]
+    # the parts of this rollout play the rollouts of a training
+    strength = Strength(memory=np.inf)
+    for part in np.array_split(np.arange(len(sizes)), max(1, min(PARTS, len(sizes) // 2))):
+        strength.update(u[part], c[part], sizes[part])
+    signal, noise = gradient_products(u, c, sizes)
+    # noise falls with the size of a rollout
+    k = least_error_strength(signal, noise * sizes.sum() / rollout, strength.n, strength.trust)
+    return ChosenStrength(
+        k, gradient_cosine(signal), strength.bias, float(noise[1, 1] / noise[0, 0]) if noise[0, 0] > 0.0 else np.nan, rollout
+    )
