@@ -1,0 +1,90 @@
+"""The engine: a model's rollouts and updates without torch, where it is the same computation and faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from sb3_avgcorr.fast import ppo
+from sb3_avgcorr.fast.network import ActorCritic
+from sb3_avgcorr.fast.parameters import optimizer_served
+
+#: the updates that are written out here
+UPDATES: dict[Callable[..., Any], Callable[[Any, ActorCritic], None]] = {PPO.train: ppo.train}
+#: methods of the rollout buffer whose work is done here
+BUFFER_METHODS = ("get", "add", "compute_returns_and_advantage", "swap_and_flatten", "to_torch")
+
+
+class Engine:
+    """
+    Collects rollouts and updates the policy as a model's own methods do, to rounding, in less time.
+
+    The model stays SB3's: its parameters and its optimiser's state are the same tensors, the rollout is in its buffer, the
+    random numbers come from the same streams. Copies of a model (``deepcopy``, pickle) get an engine of their own.
+
+    :param model: the model
+    :param algorithm: the class whose ``collect_rollouts()`` and ``train()`` are meant
+    """
+
+    def __init__(self, model: OnPolicyAlgorithm, algorithm: type[OnPolicyAlgorithm]) -> None:
+        self.model, self.algorithm = model, algorithm
+        self._network: ActorCritic | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "algorithm": self.algorithm, "_network": None}
+
+    @property
+    def network(self) -> ActorCritic:
+        """The policy's networks."""
+        assert self._network is not None, "ask serves() first"
+        return self._network
+
+    def serves(self) -> bool:
+        """
+        Tell whether the policy can be evaluated here *now*, and make its parameters views of the engine's array.
+
+        Cheap enough to ask before every rollout and update. A hook, a method put in place of another on an object, another
+        device or data type, a policy that was rebuilt: all of it is noticed here.
+
+        :return: whether it can; if not, SB3's own loop must be used
+        """
+        buffer = self.model.rollout_buffer
+        if type(buffer) not in (RolloutBuffer, DictRolloutBuffer) or any(name in vars(buffer) for name in BUFFER_METHODS):
+            return False
+        network = self._network
+        if network is None or network.policy is not self.model.policy or not network.is_current():
+            network = self._network = ActorCritic.of(self.model.policy)
+        return network is not None and network.is_undisturbed() and network.parameters.adopt()
+
+    def trains(self) -> bool:
+        """
+        Tell whether :meth:`train` does the same as the algorithm's ``train()`` *now*. Ask before every update.
+
+        :return: whether it does, and is faster
+        """
+        return (
+            self.algorithm.train in UPDATES
+            and self.serves()
+            and optimizer_served(self.model.policy.optimizer)
+            and self.network.parameters.adopt_moments()
+        )
+
+    def train(self) -> None:
+        """Update the policy with the rollout in the model's buffer, as the algorithm's ``train()`` does."""
+        UPDATES[self.algorithm.train](self.model, self.network)
+
+
+def engine_for(model: OnPolicyAlgorithm, algorithm: type[OnPolicyAlgorithm] | None = None) -> Engine | None:
+    """
+    The engine for a model, if there is anything that it can do for it.
+
+    :param model: a model whose policy and rollout buffer are set up
+    :param algorithm: the class whose ``collect_rollouts()`` and ``train()`` are meant; None: the model's own
+    :return: the engine; None where SB3's own loop and update must be used
+    """
+    engine = Engine(model, algorithm or type(model))
+    return engine if engine.serves() else None

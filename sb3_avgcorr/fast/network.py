@@ -1,0 +1,228 @@
+"""Actor and critic of an SB3 policy on flat arrays: whether a policy can be served, and what its networks compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.torch_layers import MlpExtractor
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from sb3_avgcorr.common.policies import AsymmetricMlpExtractor
+from sb3_avgcorr.fast.features import Features, features_of, rows_of
+from sb3_avgcorr.fast.heads import Head, head_of
+from sb3_avgcorr.fast.mlp import Mlp, layers_of
+from sb3_avgcorr.fast.parameters import FlatParameters, parameter_served
+
+#: methods of the policy and of its layers whose work is done here; a class or an object that has its own is not served
+POLICY_METHODS = (
+    "__call__",
+    "forward",
+    "extract_features",
+    "get_distribution",
+    "_get_action_dist_from_latent",
+    "evaluate_actions",
+    "predict_values",
+    "obs_to_tensor",
+)
+EXTRACTOR_METHODS = ("forward", "forward_actor", "forward_critic")
+#: rows evaluated at once: enough to be efficient, few enough for a processor's cache
+EVALUATION_BATCH = 512
+
+
+class ActorCritic:
+    """
+    Actor and critic of a policy. The policy's parameters become views of one flat array.
+
+    :param policy: the policy
+    :param actor: the actor's layers, to the parameters of its distribution
+    :param critic: the critic's layers, to the value
+    :param head: the distribution
+    :param actor_features: what the actor's layers see of observations
+    :param critic_features: what the critic's layers see of them
+    """
+
+    def __init__(
+        self,
+        policy: ActorCriticPolicy,
+        actor: Mlp,
+        critic: Mlp,
+        head: Head,
+        actor_features: Features,
+        critic_features: Features,
+    ) -> None:
+        self.policy, self.actor, self.critic, self.head = policy, actor, critic, head
+        self.actor_features, self.critic_features = actor_features, critic_features
+        self.parameters = FlatParameters([*self.actor_parameters, *critic.parameters], policy.optimizer)
+        self.parameters.adopt()
+        for part in (actor, critic, head):
+            part.bind(self.parameters.arrays)
+        self.actor_gradients = actor.gradients(self.parameters.gradients)
+        self.critic_gradients = critic.gradients(self.parameters.gradients)
+        self._structure = [(module, _children(module)) for module in policy.modules()]
+        self._groups = _groups(policy.optimizer)
+
+    @property
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the actor: its distribution's, then its layers'."""
+        return [*self.head.parameters, *self.actor.parameters]
+
+    @classmethod
+    def of(cls, policy: BasePolicy) -> ActorCritic | None:
+        """
+        Read a policy.
+
+        :param policy: any policy
+        :return: its networks; None where they are not of the kinds that are served here
+        """
+        if not isinstance(policy, ActorCriticPolicy) or not _unchanged(policy, ActorCriticPolicy, POLICY_METHODS):
+            return None
+        extractor = policy.mlp_extractor
+        if type(extractor) not in (MlpExtractor, AsymmetricMlpExtractor) or policy.use_sde or policy.squash_output:
+            return None
+        actor, critic = (
+            layers_of([extractor.policy_net, policy.action_net]),
+            layers_of([extractor.value_net, policy.value_net]),
+        )
+        head = head_of(policy)
+        of_actor = features_of(policy.pi_features_extractor, policy.observation_space)
+        of_critic = features_of(policy.vf_features_extractor, policy.observation_space)
+        if actor is None or critic is None or head is None or of_actor is None or of_critic is None:
+            return None
+        if type(extractor) is MlpExtractor and type(policy.pi_features_extractor) is type(policy.vf_features_extractor):
+            of_critic = of_actor  # both see the same: computed once
+        networks = Mlp(actor), Mlp(critic)
+        used = [*head.parameters, *networks[0].parameters, *networks[1].parameters]
+        parameters = list(policy.parameters())
+        if len(used) != len(parameters) or {id(p) for p in used} != {id(p) for p in parameters}:
+            return None
+        optimized = [id(p) for group in policy.optimizer.param_groups for p in group["params"]]
+        if sorted(optimized) != sorted(map(id, parameters)) or not all(map(parameter_served, parameters)):
+            return None
+        return cls(policy, *networks, head, of_actor, of_critic)
+
+    def is_current(self) -> bool:
+        """
+        Tell whether the policy still consists of the modules, parameters and optimiser that were read.
+
+        :return: whether it does; if not it must be read again
+        """
+        return (
+            self.parameters.optimizer is self.policy.optimizer
+            and all(_children(module) == children for module, children in self._structure)
+            and _groups(self.policy.optimizer) == self._groups
+        )
+
+    def is_undisturbed(self) -> bool:
+        """
+        Tell whether nobody listens inside the policy: its computation may be done elsewhere.
+
+        :return: whether no module has a hook, and no object a method of its own in place of its class's
+        """
+        return not (
+            _has_any_global_hook()
+            or any(
+                module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+                or "forward" in module.__dict__
+                for module, _ in self._structure
+            )
+            or any(name in self.policy.__dict__ for name in POLICY_METHODS)
+            or any(name in self.policy.mlp_extractor.__dict__ for name in EXTRACTOR_METHODS)
+        )
+
+    def inputs(self, observations: Any) -> tuple[np.ndarray, np.ndarray]:
+        """
+        What actor and critic see of observations.
+
+        :param observations: one a row
+        :return: the actor's and the critic's inputs, one row each; the same array, if they see the same
+        """
+        of_actor = self.actor_features(observations)
+        same = self.critic_features is self.actor_features
+        return of_actor, of_actor if same else self.critic_features(observations)
+
+    def values(self, inputs: np.ndarray) -> np.ndarray:
+        """
+        Values of states.
+
+        :param inputs: what the critic sees, shape (n, inputs)
+        :return: V(s), shape (n,)
+        """
+        values = np.empty(len(inputs), np.float32)
+        for rows in _pieces(len(inputs)):
+            values[rows] = self.critic.forward(inputs[rows])[:, 0]
+        return values
+
+    def log_probs(self, inputs: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """
+        Log-probabilities of actions.
+
+        :param inputs: what the actor sees, shape (n, inputs)
+        :param actions: float32, shape (n, action_dim)
+        :return: log π(a|s), shape (n,)
+        """
+        log_probs = np.empty(len(inputs), np.float32)
+        for rows in _pieces(len(inputs)):
+            log_probs[rows] = self.head.evaluate(self.actor.forward(inputs[rows]), actions[rows])
+        return log_probs
+
+
+class Samples:
+    """
+    A complete rollout as an update reads it, one row a sample, in the order in which it lies in the buffer.
+
+    The buffer's arrays stay as they are (SB3's own ``get()`` leaves them rearranged).
+
+    :param network: the policy's networks
+    :param buffer: the rollout
+    """
+
+    def __init__(self, network: ActorCritic, buffer: RolloutBuffer) -> None:
+        assert buffer.full, "The rollout is not complete"
+        self.n_samples = n = buffer.buffer_size * buffer.n_envs
+        # SB3 numbers samples environment by environment; as collected they lie step by step
+        self._n_steps, self._n_envs = (n, 1) if buffer.generator_ready else (buffer.buffer_size, buffer.n_envs)
+        observations: Any = buffer.observations
+        self.actor_inputs, self.critic_inputs = network.inputs(
+            observations if buffer.generator_ready else rows_of(observations)
+        )
+        self.actions = buffer.actions.reshape(n, -1).astype(np.float32, copy=False)
+        self.numbers = np.empty((4, n), np.float32)
+        for row, array in enumerate((buffer.advantages, buffer.log_probs, buffer.returns, buffer.values)):
+            self.numbers[row] = array.reshape(n)
+
+    def order(self) -> np.ndarray:
+        """
+        The order of a pass over the rollout, drawn as SB3's buffer draws it.
+
+        :return: each row once
+        """
+        permutation = np.random.permutation(self.n_samples)  # noqa: NPY002  # SB3's own stream
+        if self._n_envs == 1:
+            return permutation
+        environment, step = np.divmod(permutation, self._n_steps)
+        return step * self._n_envs + environment
+
+
+def _pieces(n_rows: int) -> Iterator[slice]:
+    return (slice(start, start + EVALUATION_BATCH) for start in range(0, n_rows, EVALUATION_BATCH))
+
+
+def _children(module: nn.Module) -> tuple[int, ...]:
+    return tuple(map(id, (*module._modules.values(), *module._parameters.values())))
+
+
+def _groups(optimizer: th.optim.Optimizer) -> list[list[tuple[int, bool]]]:
+    return [[(id(p), p.requires_grad) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _unchanged(thing: object, base: type, methods: tuple[str, ...]) -> bool:
+    return all(getattr(type(thing), method) is getattr(base, method) for method in methods)

@@ -1,0 +1,214 @@
+r"""
+Parameters, gradients and the optimiser's moments as flat arrays that torch's tensors are views of.
+
+An optimiser's step on one flat array is a dozen numpy calls, however many layers there are. The tensors that torch knows
+(``policy.parameters()``, ``optimizer.state``) share the memory of these arrays, so that ``state_dict()``, saving,
+``predict`` and callbacks see the same numbers, and nothing is copied back and forth. Whatever replaces a tensor (the optimiser's
+``load_state_dict``, ``parameter.data = ...``) is noticed at the next use, and its values are taken over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch as th
+from torch import nn
+
+#: names of the moments in the state of each optimiser that is known here
+MOMENTS: dict[type[th.optim.Optimizer], tuple[str, ...]] = {
+    th.optim.Adam: ("exp_avg", "exp_avg_sq"),
+    th.optim.RMSprop: ("square_avg",),
+}
+#: options of these optimisers under which they are not served
+NOT_SERVED = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay", "momentum", "centered")
+
+
+def optimizer_served(optimizer: th.optim.Optimizer) -> bool:
+    """
+    Tell whether an optimiser's step is one of those written out here.
+
+    :param optimizer: an optimiser
+    :return: whether it is a plain Adam or RMSprop, without hooks and without a ``step`` of its own (as schedulers put there)
+    """
+    return (
+        type(optimizer) in MOMENTS
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+        and "step" not in vars(optimizer)
+        and "zero_grad" not in vars(optimizer)
+        and not any(group.get(option) for group in optimizer.param_groups for option in NOT_SERVED)
+        and not any(isinstance(group["lr"], th.Tensor) for group in optimizer.param_groups)
+    )
+
+
+def parameter_served(parameter: nn.Parameter) -> bool:
+    """
+    Tell whether a parameter may become a view of a flat array.
+
+    :param parameter: a parameter
+    :return: whether it is a float32 tensor on the CPU, without hooks, that no other process sees
+    """
+    return (
+        type(parameter) is nn.Parameter
+        and parameter.device.type == "cpu"
+        and parameter.dtype == th.float32
+        and parameter.layout == th.strided
+        and parameter.numel() > 0
+        and not parameter.is_shared()
+        and not parameter._backward_hooks
+        and not getattr(parameter, "_post_accumulate_grad_hooks", None)
+    )
+
+
+class FlatParameters:
+    """
+    Parameters in one flat array, in the order of the optimiser's groups; those without a gradient come last.
+
+    :param parameters: the parameters, in the order in which they should lie within a group
+    :param optimizer: the optimiser of those that are trained
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: th.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        groups = [{id(p) for p in group["params"]} for group in optimizer.param_groups]
+        trained = [[p for p in parameters if id(p) in group and p.requires_grad] for group in groups]
+        self.trained = [p for group in trained for p in group]
+        self.frozen = [p for p in parameters if not p.requires_grad]
+        everything = [*self.trained, *self.frozen]
+        if len(everything) != len(parameters):
+            raise ValueError("Every parameter that has a gradient must be in exactly one group of the optimiser.")
+        self.values = np.empty(sum(p.numel() for p in everything), np.float32)
+        n_trained = sum(p.numel() for p in self.trained)
+        self.trained_values = self.values[:n_trained]
+        self.gradient = np.zeros(n_trained, np.float32)
+        self._scratch = np.empty(n_trained, np.float32)
+        self._moments = [np.zeros(n_trained, np.float32) for _ in MOMENTS.get(type(optimizer), ())]
+        self._steps = np.zeros(len(self.trained), np.float32)
+        ends = np.cumsum([0, *(sum(p.numel() for p in group) for group in trained)])
+        self._groups = [slice(a, b) for a, b in pairwise(ends)]
+        self._steps_of_groups = np.split(self._steps, np.cumsum([len(group) for group in trained[:-1]]))
+
+        #: the values of each parameter, and the gradient of each that is trained
+        self.arrays = _views(self.values, everything)
+        self.gradients = _views(self.gradient, self.trained)
+        self._tensors = [(p, th.from_numpy(view), view.ctypes.data) for p, view in self.arrays.items()]
+        self._gradient_tensors = [th.from_numpy(self.gradients[p]) for p in self.trained]
+        moment_views = [_views(moment, self.trained) for moment in self._moments]
+        self._state = []
+        for index, p in enumerate(self.trained):
+            tensors = {"step": th.from_numpy(self._steps[index : index + 1]).view(())}
+            tensors |= {name: th.from_numpy(views[p]) for name, views in zip(self.moment_names, moment_views, strict=True)}
+            self._state.append((p, {name: (tensor, tensor.data_ptr()) for name, tensor in tensors.items()}))
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        """Names of the optimiser's moments."""
+        return MOMENTS.get(type(self.optimizer), ())
+
+    def adopt(self) -> bool:
+        """
+        Make the parameters views of the flat array, where they are not, with the values that they have.
+
+        :return: whether all are now; not if one was moved to another device, say
+        """
+        for parameter, tensor, address in self._tensors:
+            if parameter.data_ptr() != address:
+                if not parameter_served(parameter) or parameter.shape != tensor.shape:
+                    return False
+                tensor.copy_(parameter.data)
+                parameter.data = tensor
+        return True
+
+    def adopt_moments(self) -> bool:
+        """
+        Make the optimiser's moments views of the flat arrays, where they are not; zeros, where there are none yet.
+
+        :return: whether all parameters of a group have made the same number of steps, so that one step serves them all
+        """
+        for parameter, tensors in self._state:
+            state: dict[str, Any] = self.optimizer.state[parameter]
+            for name, (tensor, address) in tensors.items():
+                known = state.get(name)
+                if known is None:
+                    tensor.zero_()
+                elif not isinstance(known, th.Tensor):
+                    tensor.fill_(float(known))
+                elif known.data_ptr() == address:
+                    continue
+                else:
+                    tensor.copy_(known)
+                state[name] = tensor
+        return all(np.ptp(steps) == 0.0 for steps in self._steps_of_groups if len(steps) > 0)
+
+    def clip_gradient(self, max_norm: float) -> None:
+        """
+        Scale the gradient down to a norm, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+        :param max_norm: the largest norm
+        """
+        scale = float(max_norm) / (math.sqrt(float(self.gradient.dot(self.gradient))) + 1e-6)
+        if not scale >= 1.0:  # also where it is NaN
+            np.multiply(self.gradient, scale, out=self.gradient)
+
+    def step(self) -> None:
+        """One step of the optimiser on the gradient, for each of its groups with its own settings."""
+        rule: Callable[..., np.ndarray] = _adam if type(self.optimizer) is th.optim.Adam else _rmsprop
+        for group, part, steps in zip(self.optimizer.param_groups, self._groups, self._steps_of_groups, strict=True):
+            if len(steps) == 0:
+                continue
+            p, g = self.values[part], self.gradient[part]
+            if group["weight_decay"] != 0.0:
+                g = g + np.float32(group["weight_decay"]) * p
+            steps += 1.0
+            p -= rule(group, float(steps[0]), g, *(moment[part] for moment in self._moments), self._scratch[part])
+
+    def show_gradients(self) -> None:
+        """Let torch see the last gradient as ``parameter.grad``, as it would be after an update of SB3's."""
+        for parameter, gradient in zip(self.trained, self._gradient_tensors, strict=True):
+            parameter.grad = gradient
+
+
+def _views(array: np.ndarray, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, np.ndarray]:
+    views, start = {}, 0
+    for parameter in parameters:
+        views[parameter] = array[start : start + parameter.numel()].reshape(parameter.shape)
+        start += parameter.numel()
+    return views
+
+
+def _adam(group: dict[str, Any], step: float, g: np.ndarray, m: np.ndarray, v: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    r"""
+    What Adam (Kingma and Ba, 2015) subtracts from the parameters, as torch computes it:
+
+        m ← β₁m + (1-β₁)g      v ← β₂v + (1-β₂)g²      α · m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε)
+    """
+    beta1, beta2 = group["betas"]
+    np.multiply(m, beta1, out=m)
+    np.multiply(g, 1.0 - beta1, out=scratch)
+    np.add(m, scratch, out=m)
+    np.multiply(v, beta2, out=v)
+    np.multiply(g, g, out=scratch)
+    np.multiply(scratch, 1.0 - beta2, out=scratch)
+    np.add(v, scratch, out=v)
+    # both sides of the fraction times √(1-β₂ᵗ), which saves a pass
+    root = math.sqrt(1.0 - beta2**step)
+    np.sqrt(v, out=scratch)
+    np.add(scratch, root * group["eps"], out=scratch)
+    np.divide(m, scratch, out=scratch)
+    return np.multiply(scratch, root * group["lr"] / (1.0 - beta1**step), out=scratch)
+
+
+def _rmsprop(group: dict[str, Any], step: float, g: np.ndarray, v: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    r"""What RMSprop subtracts from the parameters, as torch computes it: v ← αv + (1-α)g², then lr · g / (√v + ε)."""
+    np.multiply(v, group["alpha"], out=v)
+    np.multiply(g, g, out=scratch)
+    np.multiply(scratch, 1.0 - group["alpha"], out=scratch)
+    np.add(v, scratch, out=v)
+    np.sqrt(v, out=scratch)
+    np.add(scratch, group["eps"], out=scratch)
+    np.divide(g, scratch, out=scratch)
+    return np.multiply(scratch, group["lr"], out=scratch)
