@@ -143,6 +143,8 @@ def least_error_strength(signal: np.ndarray, noise: np.ndarray, n: float = 1.0, 
     """
     (uu, uc), (_, cc) = signal
     (nuu, nuc), (_, ncc) = np.asarray(noise) / n
+    if uu + nuu <= 0.0:  # u is zero, noise and all, and with it a and b
+        return float(cc > 0.0 and trust > 0.0)
     a = uc * ncc - cc * nuc
     b = uu * cc - uc * uc + cc * nuu - uc * nuc
     return _share(a, b, trust, rounding=ROUNDING * cc * (uu + nuu))
@@ -185,7 +187,7 @@ def rollouts_within(kl: float, reach: float = 1.0) -> float:
     Over how many rollouts noise averages out and bias does not, from the KL divergence d of one update.
 
     While the gradient stays about the same, n steps along it are n times as long, and so is their bias; their noise is only
-    sqrt(n) times as long. Relative to the way made, noise has lost a factor n of its squared length and bias none. The gradient
+    sqrt(n) times as long. Relative to the way made, noise loses a factor n of its squared length and bias none. The gradient
     stays about the same while the policy does: until it has moved by some ``reach`` in KL divergence. KL divergence is
     quadratic in the step, so n updates in one direction move the policy by n²·d, and
 
@@ -315,9 +317,9 @@ class Strength:
         return float(np.sign(t) * (8.0 * freedom + 1.0) / (8.0 * freedom + 3.0) * np.sqrt(freedom * np.log1p(t * t / freedom)))
 
     def _products(self) -> Products:
-        """Averages that exact products could be: ⟨u, u⟩ not below its own error, so that no κ comes from noise alone."""
+        """The averages, with ⟨u, u⟩ not below what noise alone would make it: else κ, which divides by it, would be noise."""
         uu, uc, cc, nuu, nuc, ncc = self._first / self._weight
-        uu = max(uu, self._error(np.eye(6)[0]))
+        uu = max(uu, self.DOUBT * self._error(np.eye(6)[0]))
         uc = max(uc, 0.0) if uu > 0.0 else 0.0
         return Products(np.array([[uu, uc], [uc, cc]]), np.array([[nuu, nuc], [nuc, ncc]]))
 

@@ -1,0 +1,378 @@
+"""How far to correct: the estimator of k against brute force, hand-worked numbers and made-up gradients."""
+
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sb3_avgcorr.common.strength import (
+    Products,
+    Strength,
+    blocks,
+    fixed_scale_strength,
+    gradient_cosine,
+    gradient_products,
+    least_error_strength,
+    rollouts_within,
+    squared_bias,
+    uncorrected_scale,
+)
+
+GRID = np.linspace(0.0, 1.0, 2001)
+
+
+class MadeUp:
+    """Gaussian block gradients with a known signal and noise; c has the noise of u and some of its own, as weights give it."""
+
+    def __init__(self, angle: float, snr: float, sample_size: float, scale: float = 1.0, parameters: int = 30) -> None:
+        self.u, self.c = np.zeros(parameters), np.zeros(parameters)
+        self.u[0] = 1.0
+        self.c[:2] = scale * np.cos(np.radians(angle)), scale * np.sin(np.radians(angle))
+        self.variance, self.extra = 1.0 / snr, 1.0 / sample_size - 1.0
+
+    def rollout(self, rng: np.random.Generator, n_blocks: int = 16) -> tuple[np.ndarray, np.ndarray]:
+        shape = n_blocks, self.u.size
+        own, more = rng.normal(scale=np.sqrt(self.variance * n_blocks / self.u.size), size=(2, *shape))
+        return self.u + own, self.c + own + np.sqrt(self.extra) * more
+
+    @property
+    def exact(self) -> Products:
+        both = np.stack([self.u, self.c])
+        return Products(both @ both.T, self.variance * np.array([[1.0, 1.0], [1.0, 1.0 + self.extra]]))
+
+    def after(self, n_rollouts: int, seed: int = 0, **options: float) -> Strength:
+        rng, strength = np.random.default_rng(seed), Strength(**options)
+        for _ in range(n_rollouts):
+            assert strength.update(*self.rollout(rng))
+        return strength
+
+
+def error_of_direction(k: float, signal: np.ndarray, noise: np.ndarray) -> float:
+    """Least E|s·((1-k)ū + k·c̄) - c|² over scales s ≥ 0, by brute force."""
+    x, scales = np.array([1.0 - k, k]), np.linspace(0.0, 5.0, 5001)
+    return float(np.min(scales**2 * (x @ (signal + noise) @ x) - 2.0 * scales * (x @ signal[:, 1]) + signal[1, 1]))
+
+
+def error_at_fixed_scale(k: float, signal: np.ndarray, noise: np.ndarray) -> float:
+    """E|(1-β)κū + βc̄ - c|² at the β that gives k."""
+    kappa = signal[0, 1] / signal[0, 0]
+    beta = k * kappa / (1.0 - k + k * kappa)
+    x = np.array([(1.0 - beta) * kappa, beta])
+    return float(x @ (signal + noise) @ x - 2.0 * x @ signal[:, 1] + signal[1, 1])
+
+
+# Products
+
+
+def test_products_by_hand() -> None:
+    # two blocks, one parameter: ⟨u, u⟩ = 1·3, ⟨u, c⟩ = (1·6 + 3·2)/2, ⟨c, c⟩ = 2·6; means 2 and 4
+    signal, noise = gradient_products(np.array([[1.0], [3.0]]), np.array([[2.0], [6.0]]))
+    np.testing.assert_allclose(signal, [[3.0, 6.0], [6.0, 12.0]])
+    np.testing.assert_allclose(noise, [[1.0, 2.0], [2.0, 4.0]])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 4), st.data())
+def test_products_are_those_of_different_blocks(n_blocks: int, parameters: int, data: st.DataObject) -> None:
+    u, c = data.draw(arrays(np.float64, (2, n_blocks, parameters), elements=st.floats(-3.0, 3.0)))
+    signal, noise = gradient_products(u, c)
+    pairs = [(i, j) for i in range(n_blocks) for j in range(n_blocks) if i != j]
+    for row, x in enumerate((u, c)):
+        for column, y in enumerate((u, c)):
+            between = np.mean([x[i] @ y[j] for i, j in pairs])
+            within = np.mean([x[j] @ y[j] for j in range(n_blocks)])
+            assert signal[row, column] == pytest.approx(between, abs=1e-9)
+            assert noise[row, column] == pytest.approx((within - between) / n_blocks, abs=1e-9)
+
+
+def test_uneven_blocks_give_the_same_expectation() -> None:
+    rng, sizes = np.random.default_rng(0), np.array([1, 2, 3, 30])
+    u, c = np.array([1.0, 0.0]), np.array([1.0, 2.0])
+    results = []
+    for _ in range(10_000):
+        noise = rng.normal(size=(4, 2)) / np.sqrt(sizes)[:, None]
+        results.append(gradient_products(u + noise, c + 2.0 * noise, sizes))
+    signal, noise = (np.mean([result[i] for result in results], axis=0) for i in range(2))
+    np.testing.assert_allclose(signal, [[1.0, 1.0], [1.0, 5.0]], atol=0.05)
+    # the mean over 36 rows in two dimensions
+    np.testing.assert_allclose(noise, np.array([[1.0, 2.0], [2.0, 4.0]]) * 2.0 / 36.0, atol=0.01)
+
+
+def test_one_block_says_that_it_tells_nothing() -> None:
+    signal, noise = gradient_products(np.ones((1, 3)), np.ones((1, 3)))
+    assert np.isnan(signal).all()
+    assert np.isnan(noise).all()
+    assert np.isnan(gradient_cosine(signal))
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"same shape \(blocks, parameters\), got \(2, 3\) and \(2, 4\)"):
+        gradient_products(np.ones((2, 3)), np.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"`sizes` must have shape \(2,\)"):
+        gradient_products(np.ones((2, 3)), np.ones((2, 3)), np.ones(3))
+
+
+# Cosine, scale and bias
+
+
+def test_geometry_by_hand() -> None:
+    # u = (2, 0), c = (3, 4): κ = 6/4, what is left of c is (0, 4), cos = 6/(2·5)
+    signal = np.array([[4.0, 6.0], [6.0, 25.0]])
+    assert uncorrected_scale(signal) == pytest.approx(1.5)
+    assert squared_bias(signal) == pytest.approx(16.0)
+    assert gradient_cosine(signal) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("signal", ([[0.0, 0.0], [0.0, 9.0]], [[4.0, -6.0], [-6.0, 9.0]]))
+def test_all_of_the_gradient_is_bias_where_no_scale_helps(signal: list[list[float]]) -> None:
+    assert uncorrected_scale(np.array(signal)) == 0.0
+    assert squared_bias(np.array(signal)) == 9.0
+
+
+# The best k of exact quantities
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.0, 85.0), st.floats(0.05, 20.0), st.floats(0.05, 0.95), st.floats(0.3, 2.0))
+def test_least_error_equals_brute_force(angle: float, snr: float, sample_size: float, scale: float) -> None:
+    signal, noise = MadeUp(angle, snr, sample_size, scale).exact
+    k = least_error_strength(signal, noise, n=10.0)
+    errors = [error_of_direction(x, signal, noise / 10.0) for x in GRID[::20]]
+    assert error_of_direction(k, signal, noise / 10.0) <= min(errors) + 1e-5 * signal[1, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.0, 85.0), st.floats(0.05, 20.0), st.floats(0.05, 0.95), st.floats(0.3, 2.0))
+def test_fixed_scale_equals_brute_force(angle: float, snr: float, sample_size: float, scale: float) -> None:
+    signal, noise = MadeUp(angle, snr, sample_size, scale).exact
+    k = fixed_scale_strength(signal, noise, n=10.0)
+    errors = [error_at_fixed_scale(x, signal, noise / 10.0) for x in GRID]
+    assert error_at_fixed_scale(k, signal, noise / 10.0) <= min(errors) + 1e-9
+
+
+RULES = pytest.mark.parametrize("rule", (least_error_strength, fixed_scale_strength))
+
+
+@RULES
+def test_limits_of_k(rule: Callable[..., float]) -> None:
+    same, noise = np.ones((2, 2)), np.array([[1.0, 1.0], [1.0, 3.0]])
+    assert rule(same, np.ones((2, 2))) == 0.0  # the same gradients
+    assert rule(same, noise) == 0.0  # the same but for noise
+    assert rule(np.array([[0.0, 0.0], [0.0, 1.0]]), noise) == 1.0  # no uncorrected gradient
+    assert rule(np.diag([0.0, 1.0]), np.diag([0.0, 3.0])) == 1.0  # nor any noise in it
+    assert rule(np.array([[1.0, -0.5], [-0.5, 1.0]]), noise) == 1.0  # one that points away
+    assert rule(np.zeros((2, 2)), np.zeros((2, 2))) == 0.0  # no gradients at all
+    biased = np.array([[1.0, 0.8], [0.8, 1.0]])
+    assert rule(biased, noise, n=1e9) == pytest.approx(1.0)  # no noise
+    assert rule(biased, noise, trust=0.0) == 0.0
+    assert 0.0 < rule(biased, noise, trust=0.5) < rule(biased, noise) < rule(biased, noise, n=10.0) < 1.0
+
+
+@RULES
+@settings(max_examples=50, deadline=None)
+@given(scale=st.floats(1e-6, 1e6), angle=st.floats(0.0, 120.0), snr=st.floats(0.1, 10.0))
+def test_k_does_not_change_with_the_scale(rule: Callable[..., float], scale: float, angle: float, snr: float) -> None:
+    signal, noise = MadeUp(angle, snr, 0.4).exact
+    assert rule(scale * signal, scale * noise) == pytest.approx(rule(signal, noise), abs=1e-6)
+
+
+# Learning k
+
+
+@pytest.mark.parametrize("angle, snr, sample_size", ((60.0, 1.0, 0.2), (30.0, 1.0, 0.7), (45.0, 3.0, 0.1)))
+def test_finds_the_best_k(angle: float, snr: float, sample_size: float) -> None:
+    task = MadeUp(angle, snr, sample_size)
+    signal, noise = task.exact
+    best = GRID[::20][np.argmin([error_of_direction(x, signal, noise / 10.0) for x in GRID[::20]])]
+    found = np.mean([task.after(100, seed, n=10.0, memory=50.0).k for seed in range(5)])
+    assert 0.3 < best < 0.95
+    assert found == pytest.approx(best, abs=0.06)
+
+
+@pytest.mark.parametrize("n_rollouts", (2, 3, 5, 20))
+def test_stays_uncorrected_without_bias(n_rollouts: int) -> None:
+    task = MadeUp(0.0, 0.3, 0.3)
+    strengths = [task.after(n_rollouts, seed) for seed in range(150)]
+    # 1.5 standard errors are passed by chance in one of 15 cases
+    assert np.mean([strength.trust > 0.0 for strength in strengths]) <= 1.0 / 15.0 + 0.04
+    assert np.mean([strength.k for strength in strengths]) < 0.05
+
+
+def test_a_strong_bias_is_believed_within_a_few_rollouts() -> None:
+    task = MadeUp(100.0, 5.0, 0.5)
+    assert task.after(1).k == 0.0
+    assert np.mean([task.after(6, seed).k for seed in range(30)]) > 0.95
+    assert task.after(20).bias > Strength.TRUST
+
+
+def test_cosine_is_free_of_noise() -> None:
+    assert MadeUp(60.0, 0.5, 0.3).after(200, memory=200.0).cosine == pytest.approx(0.5, abs=0.05)
+    assert np.isnan(Strength().cosine)
+
+
+@pytest.mark.parametrize("noise", (0.0, 1.0))
+def test_no_uncorrected_gradient_gives_one(noise: float) -> None:
+    # as on TwoState with a blind actor: the two states' gradients cancel unless they are weighted
+    rng, strength = np.random.default_rng(1), Strength()
+    for _ in range(20):
+        u = noise * rng.normal(size=(16, 2))
+        strength.update(u, u + rng.normal(size=(16, 2)) + [2.0, -2.0])
+    assert strength.k == 1.0
+    assert np.isnan(strength.cosine)
+
+
+def test_the_same_gradients_give_zero() -> None:
+    rng, strength = np.random.default_rng(2), Strength()
+    for _ in range(20):
+        u = (rng.normal(size=(16, 50)) + 1.0).astype(np.float32)
+        strength.update(u, u)
+    assert strength.k == strength.bias == 0.0
+    assert strength.cosine == pytest.approx(1.0)
+
+
+def test_a_single_parameter() -> None:
+    rng, along, against = np.random.default_rng(3), Strength(), Strength()
+    for _ in range(20):
+        u, more = rng.normal(size=(16, 1)) + 2.0, rng.normal(size=(16, 1))
+        along.update(u, u + more)
+        against.update(u, u + more - 4.0)
+    assert along.k < 0.3
+    assert against.k == 1.0
+
+
+@pytest.mark.parametrize(
+    "u, c",
+    (
+        (np.ones((1, 3)), np.ones((1, 3))),
+        (np.zeros((4, 3)), np.zeros((4, 3))),
+        (np.ones((4, 3)), np.full((4, 3), np.nan)),
+        (np.full((4, 3), np.inf), np.ones((4, 3))),
+        (np.ones((4, 0)), np.ones((4, 0))),
+    ),
+    ids=("one block", "zero", "not a number", "infinite", "no parameters"),
+)
+def test_a_rollout_that_tells_nothing_changes_nothing(u: np.ndarray, c: np.ndarray) -> None:
+    strength = MadeUp(60.0, 1.0, 0.3).after(10)
+    before = strength.get_state()
+    assert not strength.update(u, c)
+    assert all(np.array_equal(before[name], value) for name, value in strength.get_state().items())
+    alone = Strength(prior=0.25)
+    alone.update(u, c)
+    assert alone.k == 0.25
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(-150.0, 150.0), min_size=8, max_size=8))
+def test_the_scale_may_change_between_rollouts(exponents: list[float]) -> None:
+    task, rng = MadeUp(60.0, 3.0, 0.3), np.random.default_rng(4)
+    strength, scaled = Strength(), Strength()
+    for exponent in exponents:
+        u, c = task.rollout(rng)
+        strength.update(u, c)
+        scaled.update(10.0**exponent * u, 10.0**exponent * c)
+    assert strength.k > 0.1
+    assert scaled.k == pytest.approx(strength.k, abs=1e-6)
+    assert scaled.bias == pytest.approx(strength.bias, rel=1e-6)
+
+
+def test_order_of_blocks_and_parameters_does_not_matter() -> None:
+    task, rng = MadeUp(60.0, 3.0, 0.3), np.random.default_rng(5)
+    strength, shuffled = Strength(), Strength()
+    for _ in range(6):
+        u, c = task.rollout(rng)
+        order = np.ix_(rng.permutation(16), rng.permutation(30))
+        strength.update(u, c)
+        shuffled.update(u[order], c[order])
+    assert shuffled.k == pytest.approx(strength.k, abs=1e-9)
+
+
+def test_forgets_a_bias_that_is_gone() -> None:
+    strength, rng = MadeUp(100.0, 3.0, 0.3).after(30, memory=5.0), np.random.default_rng(6)
+    assert strength.k == 1.0
+    for _ in range(60):
+        strength.update(*MadeUp(0.0, 3.0, 0.3).rollout(rng))
+    assert strength.k < 0.2
+
+
+def test_state_round_trip() -> None:
+    task, strength = MadeUp(60.0, 1.0, 0.3), MadeUp(60.0, 1.0, 0.3).after(12)
+    strength.update(*task.rollout(np.random.default_rng(7)), kl=0.02)
+    state = strength.get_state()
+    assert {type(value) for value in state.values()} == {float, np.ndarray}
+    restored, copy = Strength(), pickle.loads(pickle.dumps(strength))
+    restored.set_state(state)
+    for other in restored, copy:
+        assert (other.k, other.bias, other.cosine) == (strength.k, strength.bias, strength.cosine)
+    # each goes on by itself
+    u, c = task.rollout(np.random.default_rng(8))
+    for each in strength, restored, copy:
+        each.update(u, c)
+    assert restored.k == copy.k == strength.k
+    assert not np.array_equal(state["first"], strength.get_state()["first"])
+
+
+def test_arguments_are_checked() -> None:
+    for options, message in (
+        ({"n": 0.5}, '`n` must be a number of at least 1 or "kl", got 0.5'),
+        ({"n": "steps"}, "`n` must be a number of at least 1 or \"kl\", got 'steps'"),
+        ({"memory": 0.0}, "`memory` must be at least 1 rollout, got 0.0"),
+        ({"prior": 1.5}, r"`prior` must be in \[0, 1\], got 1.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Strength(**options)  # type: ignore[arg-type]
+
+
+# n from the KL divergence
+
+
+def test_n_follows_the_step_of_the_policy() -> None:
+    assert rollouts_within(0.01) == pytest.approx(10.0)
+    assert rollouts_within(0.04) == pytest.approx(5.0)
+    assert rollouts_within(3.0) == 1.0
+    assert rollouts_within(0.0) == 100.0
+    small, large, constant = Strength(n="kl"), Strength(n="kl"), Strength(n=7.0)
+    task, rng = MadeUp(45.0, 1.0, 0.2), np.random.default_rng(9)
+    assert small.n == Strength.N_BEFORE_KL
+    for _ in range(40):
+        u, c = task.rollout(rng)
+        small.update(u, c, kl=0.0025)
+        large.update(u, c, kl=0.25)
+        constant.update(u, c, kl=0.25)
+    assert (small.n, large.n, constant.n) == (pytest.approx(20.0), pytest.approx(2.0), 7.0)
+    assert small.k > constant.k > large.k
+
+
+# Blocks
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 1000), st.integers(1, 40), st.integers(1, 40))
+def test_blocks_hold_each_row_once_and_are_equal_in_size(n_steps: int, n_envs: int, count: int, shortest: int) -> None:
+    split = blocks(n_steps, n_envs, count, shortest)
+    sizes = [rows.size for rows in split]
+    assert 1 <= len(split) <= count
+    assert sorted(np.concatenate(split)) == list(range(n_steps * n_envs))
+    assert 0 < max(sizes) <= min(sizes) + 1
+    if len(split) > 1:
+        assert min(sizes) >= min(n_steps, shortest)
+
+
+@pytest.mark.parametrize("n_envs, expected", ((1, 16), (3, 16), (1000, 16)))
+def test_blocks_are_stretches_of_environments(n_envs: int, expected: int) -> None:
+    split = blocks(256, n_envs)
+    assert len(split) == expected
+    for rows in split:
+        steps, envs = np.divmod(rows, n_envs)
+        # along one environment's time, then on to the next environment's first step
+        assert np.all((np.diff(envs) == 0) & (np.diff(steps) == 1) | (np.diff(envs) == 1) & (steps[1:] == 0))
+
+
+def test_short_rollouts_are_split_by_environment() -> None:
+    assert [list(rows) for rows in blocks(2, 3)] == [[0, 3], [1, 4], [2, 5]]
+    assert len(blocks(5, 1)) == 1
+    with pytest.raises(ValueError, match="`n_envs` must be at least 1, got 0"):
+        blocks(5, 0)
