@@ -75,7 +75,7 @@ def one_line(error: BaseException, width: int = 500) -> str:
 
 def user_error(error: Exception, extra: str = "") -> UserError:
     """
-    Turn an exception into an error that is shown in one line; a package that is missing is named with the extra that brings it.
+    Turn an exception into an error that is shown in one line. A missing package is named with the extra that brings it.
 
     :param error: the exception
     :param extra: the extra that brings what is missing; default: that of the package, if it is one of ours

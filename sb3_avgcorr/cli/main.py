@@ -3,63 +3,101 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from sb3_avgcorr.errors import UserError, nearest
+from sb3_avgcorr.errors import UserError, nearest, user_error
+from sb3_avgcorr.zoo.signals import StopSignals
 
-#: subcommand -> (module, function that takes the arguments after the subcommand, what it is for)
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "train": ("sb3_avgcorr.cli.rl_zoo", "train", "train an agent, tune hyperparameters (-optimize), or go on (-i)"),
-    "enjoy": ("sb3_avgcorr.cli.rl_zoo", "enjoy", "watch or score a trained agent"),
-    "plot-train": ("sb3_avgcorr.cli.rl_zoo", "plot_train", "learning curves of training runs"),
-    "all-plots": ("sb3_avgcorr.cli.rl_zoo", "all_plots", "compare evaluations of several runs, and store them"),
-    "plot-from-file": ("sb3_avgcorr.cli.rl_zoo", "plot_from_file", "plots and rliable statistics of what all-plots stored"),
-    "record-video": ("sb3_avgcorr.cli.rl_zoo", "record_video", "a video of a trained agent"),
-    "diagnose": ("sb3_avgcorr.cli.diagnose", "main", "does my task suffer from the mismatch?"),
-    "compare": ("sb3_avgcorr.cli.compare", "main", "does a correction help on my task?"),
-    "reproduce": ("sb3_avgcorr.cli.reproduce", "main", "an experiment of the paper, and what becomes of its claim"),
-    "push-to-hub": ("sb3_avgcorr.cli.rl_zoo", "push_to_hub", "share a trained agent on the Hugging Face hub"),
+
+@dataclass(frozen=True)
+class Command:
+    """
+    A subcommand.
+
+    :param module: file in this folder that holds it
+    :param function: function that takes the arguments after the subcommand, and may return an exit code
+    :param extra: the extra of our package that brings what it imports
+    :param purpose: what it is for
+    """
+
+    module: str
+    function: str
+    extra: str
+    purpose: str
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("train", "train", "zoo", "train an agent, tune hyperparameters (-optimize), or go on (-i)"),
+    "enjoy": Command("enjoy", "enjoy", "zoo", "watch or score a trained agent"),
+    "plot-train": Command("plots", "plot_train", "zoo", "learning curves of training runs"),
+    "all-plots": Command("plots", "all_plots", "zoo", "compare evaluations of several runs, and store them"),
+    "plot-from-file": Command("plots", "plot_from_file", "zoo", "plots and rliable statistics of what all-plots stored"),
+    "record-video": Command("enjoy", "record_video", "zoo", "a video of a trained agent"),
+    "diagnose": Command("diagnose", "main", "experiments", "does my task suffer from the mismatch?"),
+    "compare": Command("compare", "main", "experiments", "does a correction help on my task?"),
+    "reproduce": Command("reproduce", "main", "experiments", "an experiment of the paper, and what becomes of its claim"),
+    "push-to-hub": Command("hub", "push_to_hub", "zoo", "share a trained agent on the Hugging Face hub"),
 }
-
-NEEDS_EXTRA = "pip install 'sb3-avgcorr[zoo]'"
 
 
 def usage() -> str:
     """
-    :return: what the command can do
+    Describe the command.
+
+    :return: its subcommands and options
     """
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {purpose}" for name, (_, _, purpose) in COMMANDS.items()]
     return "\n".join(
-        ["usage: sb3-avgcorr COMMAND [options]", "", *lines, "", "sb3-avgcorr COMMAND --help lists a command's options."]
+        [
+            "usage: sb3-avgcorr COMMAND [options]",
+            "",
+            *(f"  {name:<{width}}  {command.purpose}" for name, command in COMMANDS.items()),
+            "",
+            "sb3-avgcorr COMMAND --help lists a command's options; sb3-avgcorr --version tells the version.",
+        ]
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
+    Run a subcommand.
+
     :param argv: arguments after the program's name; None: those of the process
-    :return: exit code
+    :return: exit code: 2 for a mistake of the user, 1 for a run that failed, 128 and the number of a signal that ended it
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        from sb3_avgcorr import __version__
+
+        print(f"sb3-avgcorr {__version__}")
+        return 0
     # Those who know RL Zoo may write plot_train.
     name = arguments[0].replace("_", "-")
+    StopSignals.last = None
     try:
         if name not in COMMANDS:
             raise UserError(f"There is no command {arguments[0]!r}; {nearest(name, COMMANDS)}")
-        module, function, _ = COMMANDS[name]
-        try:
-            command: Callable[[list[str]], int | None] = getattr(importlib.import_module(module), function)
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing == "sb3_avgcorr":
-                raise
-            raise UserError(f"This needs {missing}, which is not installed: {NEEDS_EXTRA}") from error
-        return command(arguments[1:]) or 0
+        return _run(COMMANDS[name], arguments[1:])
     except UserError as error:
         print(f"sb3-avgcorr: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
-        print("sb3-avgcorr: stopped before anything was learned.", file=sys.stderr)
-        return 130
+        print("sb3-avgcorr: stopped" + (" before anything was learned." if name == "train" else "."), file=sys.stderr)
+        return 130 if StopSignals.last is None else 128 + StopSignals.last
+
+
+def _run(command: Command, arguments: list[str]) -> int:
+    """Import a command and run it; what is not installed is named with the extra that brings it."""
+    extra = command.extra
+    try:
+        module = importlib.import_module(f"sb3_avgcorr.cli.{command.module}")
+        function: Callable[[list[str]], int | None] = getattr(module, command.function)
+        extra = ""  # what is missing from now on may be the need of an environment, or of a user's own file
+        return function(arguments) or 0
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("sb3_avgcorr"):
+            raise
+        raise user_error(error, extra) from error

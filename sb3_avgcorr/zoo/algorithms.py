@@ -30,28 +30,28 @@ class UncorrectedBAC(AveragingBAC):
 
 
 class PowerPPO(AveragingPPO):
-    """PPO whose states are weighed by γ^t itself."""
+    """PPO whose states are weighted by γ^t itself."""
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
 
 
 class PowerA2C(AveragingA2C):
-    """A2C whose states are weighed by γ^t itself."""
+    """A2C whose states are weighted by γ^t itself."""
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
 
 
 class PowerBAC(AveragingBAC):
-    """Batch actor-critic whose states are weighed by γ^t itself."""
+    """Batch actor-critic whose states are weighted by γ^t itself."""
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
 
 
 class PowerTRPO(AveragingTRPO):
-    """TRPO whose states are weighed by γ^t itself."""
+    """TRPO whose states are weighted by γ^t itself."""
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
@@ -60,6 +60,8 @@ class PowerTRPO(AveragingTRPO):
 @dataclass(frozen=True)
 class ZooAlgorithm:
     """
+    An algorithm of ours under RL Zoo.
+
     :param cls: the class
     :param base: RL Zoo's name of the algorithm it corrects, whose tuned settings and search space it builds on
     """

@@ -4,13 +4,15 @@ the class here asks the environment that is being acted in.
 """
 
 import threading
+import warnings
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.type_aliases import MaybeCallback
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_avgcorr.ppo_mask import AveragingMaskablePPO
 
@@ -20,11 +22,41 @@ _acting = threading.local()
 
 def acts_in(env: VecEnv) -> VecEnv:
     """
-    :param env: the environment that models of this thread are evaluated in from now on
+    Say where models of this thread act from now on.
+
+    :param env: the environment
     :return: the same
     """
     _acting.env = env
     return env
+
+
+class MaskSource(VecEnvWrapper):
+    """
+    Says that the model acts here whenever episodes are begun here. It stands in the settings of a run (``vec_env_wrapper``),
+    so that RL Zoo's commands make it.
+
+    :param venv: the environments
+    """
+
+    def __init__(self, venv: VecEnv) -> None:
+        super().__init__(venv)
+
+    @classmethod
+    def name(cls) -> str:
+        """
+        Name the class as RL Zoo's settings do.
+
+        :return: its dotted name
+        """
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+    def reset(self) -> VecEnvObs:
+        acts_in(self)
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        return self.venv.step_wait()
 
 
 class ZooMaskablePPO(AveragingMaskablePPO):
@@ -41,8 +73,14 @@ class ZooMaskablePPO(AveragingMaskablePPO):
         deterministic: bool = False,
         action_masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        env = getattr(_acting, "env", None)
-        if action_masks is None and env is not None and is_masking_supported(env):
+        env: Any = getattr(_acting, "env", None)
+        if action_masks is None and env is None:
+            warnings.warn(
+                "No environment was named whose action masks are to be obeyed: all actions are taken for possible. A run of "
+                f"an earlier version lacks 'vec_env_wrapper: {MaskSource.name()}' in its config.yml.",
+                stacklevel=2,
+            )
+        elif action_masks is None and is_masking_supported(env):
             action_masks = get_action_masks(env)
         return super().predict(observation, state, episode_start, deterministic, action_masks)
 
@@ -84,7 +122,9 @@ class MaskFromInfo(gym.Wrapper):
 
     def action_masks(self) -> np.ndarray:
         """
-        :return: which actions are possible in the present state
+        Tell which actions are possible in the present state.
+
+        :return: a truth value for each action
         """
         if self._mask is None:
             raise RuntimeError("action_masks() was called before reset().")

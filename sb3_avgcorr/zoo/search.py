@@ -11,67 +11,45 @@ from typing import Any
 import optuna
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 
+from sb3_avgcorr.common.options import OPTIONS
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS
 
 Sampler = Callable[[optuna.Trial, int, int, dict[str, Any]], dict[str, Any]]
 Converter = Callable[[dict[str, Any]], dict[str, Any]]
 
-#: what convert_correction() takes out of a trial's parameters
-OPTIONS = (
-    "correction_loss",
-    "correction_scale",
-    "correction_coef",
-    "correction_learning_rate",
-    "correction_lambda",
-    "correction_epochs",
-    "correction_batch_size",
-    "correction_network",
-    "correction_order",
-    "correction_averaging",
-    "correction_shrinkage",
-    "normalize_correction",
-    "normalize_before_weighting",
-    "critic_learning_rate",
-)
+#: what is searched of the correction by powers, which learns nothing
+POWER = ("normalize_correction", "normalize_before_weighting")
+#: what is searched of the averaging correction
+AVERAGING = tuple(name for name, option in OPTIONS.items() if option.search is not None)
 
 
-def sample_averaging(trial: optuna.Trial, max_epochs: int) -> dict[str, Any]:
+def sample_correction(trial: optuna.Trial, names: tuple[str, ...], max_epochs: int = 32) -> dict[str, Any]:
     """
+    Draw options of the correction. Those for the squared error only (scale and coefficient, which the paper adds) are drawn in
+    any case, because TPE models parameters jointly only where every trial has them.
+
     :param trial: Optuna's trial
+    :param names: names of the options
     :param max_epochs: most passes over a rollout that are worth trying
-    :return: options of the averaging correction as Optuna names them
+    :return: the options as Optuna names them
     """
-    return {
-        "correction_loss": trial.suggest_categorical("correction_loss", ["bce", "mse"]),
-        # The two that the paper adds, for squared error only: a whole number, and a factor of either side of 1. They are
-        # drawn in any case, because TPE models parameters jointly only where every trial has them.
-        "correction_scale": trial.suggest_int("correction_scale", 1, 150),
-        "correction_coef": trial.suggest_float("correction_coef", 0.1, 10.0, log=True),
-        "correction_learning_rate": trial.suggest_float("correction_learning_rate", 1e-4, 1e-2, log=True),
-        "correction_lambda": trial.suggest_categorical("correction_lambda", [0.7, 0.8, 0.9, 1.0]),
-        "correction_epochs": trial.suggest_int("correction_epochs", 1, max_epochs, log=True),
-        "correction_batch_size": trial.suggest_categorical("correction_batch_size", [64, 256, 1024]),
-        "correction_network": trial.suggest_categorical("correction_network", ["shared", "separate"]),
-        "correction_order": trial.suggest_categorical("correction_order", ["before", "after"]),
-        "correction_averaging": trial.suggest_categorical("correction_averaging", [True, False]),
-        "correction_shrinkage": trial.suggest_categorical("correction_shrinkage", [True, False]),
-        **sample_weighting(trial),
-    }
-
-
-def sample_weighting(trial: optuna.Trial) -> dict[str, Any]:
-    """
-    :param trial: Optuna's trial
-    :return: options of both corrections as Optuna names them
-    """
-    return {
-        "normalize_correction": trial.suggest_categorical("normalize_correction", [True, False, "running"]),
-        "normalize_before_weighting": trial.suggest_categorical("normalize_before_weighting", [True, False]),
-    }
+    sampled: dict[str, Any] = {}
+    for name in names:
+        kind, *space = OPTIONS[name].search or ()
+        if kind == "categorical":
+            sampled[name] = trial.suggest_categorical(name, *space)
+        else:
+            low, high, log = space
+            high = min(high, max_epochs) if name == "correction_epochs" else high
+            suggest = trial.suggest_int if kind == "int" else trial.suggest_float
+            sampled[name] = suggest(name, low, high, log=log)
+    return sampled
 
 
 def convert_correction(sampled: dict[str, Any]) -> dict[str, Any]:
     """
+    Turn options into arguments.
+
     :param sampled: options as Optuna names them
     :return: arguments of the algorithm
     """
@@ -84,8 +62,10 @@ def convert_correction(sampled: dict[str, Any]) -> dict[str, Any]:
 
 def sample_bac(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
     """
+    Draw hyperparameters of BAC, over ranges that hold the paper's.
+
     :param trial: Optuna's trial
-    :return: hyperparameters of BAC, over the ranges that hold the paper's
+    :return: arguments of the algorithm
     """
     return convert_bac(
         {
@@ -102,7 +82,9 @@ def sample_bac(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args
 
 def convert_bac(sampled: dict[str, Any]) -> dict[str, Any]:
     """
-    :param sampled: BAC's parameters as Optuna names them
+    Turn BAC's parameters into arguments.
+
+    :param sampled: the parameters as Optuna names them
     :return: arguments of the algorithm
     """
     params = dict(sampled)
@@ -120,9 +102,9 @@ def _sampler(name: str) -> Sampler:
     def sample(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
         hyperparams = base(trial, n_actions, n_envs, additional_args)
         if name.startswith("averaging"):
-            hyperparams.update(convert_correction(sample_averaging(trial, max_epochs)))
+            hyperparams.update(convert_correction(sample_correction(trial, AVERAGING, max_epochs)))
         elif name.startswith("power"):
-            hyperparams.update(convert_correction(sample_weighting(trial)))
+            hyperparams.update(convert_correction(sample_correction(trial, POWER)))
         return hyperparams
 
     return sample

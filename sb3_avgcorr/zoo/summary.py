@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_avgcorr.common.correction import effective_sample_size
 
-COLUMNS = ("timesteps", "weight_min", "weight_max", "weight_std", "effective_sample_size")
+COLUMNS = ("timesteps", "weight_min", "weight_max", "weight_std", "effective_sample_size", "strength")
 
 
 class CorrectionRecord(BaseCallback):
@@ -47,16 +47,19 @@ class CorrectionRecord(BaseCallback):
                 float(weights.max()),
                 float(weights.std()),
                 effective_sample_size(weights),
+                float(getattr(self.model, "correction_strength_used", np.nan)),
             )
         )
 
 
 def write_report(record: CorrectionRecord, title: str, folder: Path) -> list[Path]:
     """
+    Write what was recorded as a table, ``correction.csv``, and a plot, ``correction.png``.
+
     :param record: what was recorded
     :param title: title of the plot
-    :param folder: where to write ``correction.csv`` and ``correction.png``
-    :return: the files written
+    :param folder: where to write
+    :return: the files written; without matplotlib the table alone
     """
     if not record.rows:
         return []
@@ -66,15 +69,18 @@ def write_report(record: CorrectionRecord, title: str, folder: Path) -> list[Pat
         writer.writerow(COLUMNS)
         writer.writerows((int(row[0]), *(f"{value:.6g}" for value in row[1:])) for row in record.rows)
 
-    # Not through pyplot, which would open windows and take part in whatever the user plots.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        # Not through pyplot, which would open windows and take part in whatever the user plots.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return [table]
 
     figure = Figure(figsize=(7, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots(3, 1, sharex=True)
     figure.suptitle(title)
-    steps, low, high, _, share = np.array(record.rows).T
+    steps, low, high, _, share, strength = np.array(record.rows).T
     if record.episodes:
         x, returns = np.array(record.episodes).T
         axes[0].plot(x, returns, ".", markersize=2, color="0.7", label="episode")
@@ -93,9 +99,12 @@ def write_report(record: CorrectionRecord, title: str, folder: Path) -> list[Pat
     axes[1].set_ylabel("weight of a state")
     axes[1].set_ylim(bottom=0.0)
     axes[1].legend(loc="best")
-    axes[2].plot(steps, share, color="C2")
-    axes[2].set_ylabel("effective sample size\n(share of the rollout)")
+    axes[2].plot(steps, share, color="C2", label="effective sample size")
+    if np.isfinite(strength).any():
+        axes[2].plot(steps, strength, color="C3", label="strength of the correction")
+    axes[2].set_ylabel("share")
     axes[2].set_ylim(0.0, 1.05)
+    axes[2].legend(loc="best")
     axes[2].set_xlabel("steps")
     for axis in axes:
         axis.grid(alpha=0.3)
@@ -107,11 +116,13 @@ def write_report(record: CorrectionRecord, title: str, folder: Path) -> list[Pat
 
 def closing_line(model: BaseAlgorithm, record: CorrectionRecord, model_path: str, interrupted: bool) -> str:
     """
+    Say in one line what was learned and where it is.
+
     :param model: the trained model
     :param record: what was recorded
     :param model_path: where the model was saved
     :param interrupted: whether training was ended early
-    :return: one line that says what was learned and where it is
+    :return: the line
     """
     returns = [float(episode["r"]) for episode in model.ep_info_buffer or ()]
     learned = (
@@ -119,6 +130,7 @@ def closing_line(model: BaseAlgorithm, record: CorrectionRecord, model_path: str
     )
     parts = [f"{'Stopped early' if interrupted else 'Done'} after {model.num_timesteps} steps: {learned}"]
     if record.rows and getattr(model, "correction", None) is not None:
-        _, low, high, _, share = record.rows[-1]
-        parts.append(f"the correction weighed states {low:.2f} to {high:.2f} (effective sample size {share:.0%})")
+        _, low, high, _, share, strength = record.rows[-1]
+        how_far = f" at strength {strength:.2f}" if np.isfinite(strength) else ""
+        parts.append(f"the correction weighted states {low:.2f} to {high:.2f}{how_far} (effective sample size {share:.0%})")
     return f"{'; '.join(parts)}. Saved in {model_path}"
