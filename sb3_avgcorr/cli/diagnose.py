@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_avgcorr.diagnostics.analysis import diagnose
 from sb3_avgcorr.diagnostics.callback import CorrectionDiagnosticsCallback
-from sb3_avgcorr.errors import UserError, missing_package, one_line
+from sb3_avgcorr.errors import UserError, one_line, user_error
 
 #: algorithms that can be trained on the spot: name -> (module, class)
 ALGORITHMS = {
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"Written: {report.save(options.out, history)}", file=sys.stderr)
     except (ValueError, OSError, ImportError, AssertionError, NotImplementedError) as error:
         # the last two are how SB3 says that it does not know a space
-        raise UserError(f"diagnose: {one_line(error)}") from error
+        raise user_error(error) from error
     finally:
         env.close()
     return 0
@@ -119,14 +119,12 @@ def check(options: argparse.Namespace) -> None:
         raise UserError(f"--vecnormalize {options.vecnormalize}: there is no such file.")
     if options.out:
         try:
-            importlib.import_module("matplotlib")
             Path(options.out).mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=options.out):
                 pass
-        except ModuleNotFoundError as error:
-            raise missing_package(error) from error
         except OSError as error:
             raise UserError(f"--out {options.out}: nothing can be written there ({error.strerror}).") from error
+        importlib.import_module("matplotlib")  # if it is missing, that is said now, and not after the training
 
 
 def make_env(options: argparse.Namespace) -> VecEnv:
@@ -168,10 +166,7 @@ def train(options: argparse.Namespace, env: VecEnv) -> tuple[Any, list[dict[str,
     :return: the model, and what the callback recorded
     """
     module, name = ALGORITHMS[options.algo]
-    try:
-        algorithm: Any = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise missing_package(error) from error
+    algorithm: Any = getattr(importlib.import_module(module), name)
     lstm = "Lstm" if options.algo == "ppo_lstm" else ""
     images = is_image_space(env.observation_space)
     kind = "MultiInput" if hasattr(env.observation_space, "spaces") else "Cnn" if images else "Mlp"

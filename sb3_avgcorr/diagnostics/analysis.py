@@ -281,7 +281,7 @@ def _diagnose(
     recorder = collect(model, horizon)
     cuts, dones = recorder.cuts, np.asarray(recorder.locals["dones"], dtype=bool)
     # where the budget cuts an episode its value goes on, too
-    last: Any = model._last_obs
+    last: Any = recorder.locals["new_obs"]
     for i in np.flatnonzero(~dones):
         cuts.append((horizon - 1, int(i), {k: x[i] for k, x in last.items()} if isinstance(last, dict) else last[i]))
     view = RolloutView(model, np.zeros(wrapped.num_envs, dtype=np.int64))

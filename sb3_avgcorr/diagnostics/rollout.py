@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_avgcorr.common.clock import episode_steps
 from sb3_avgcorr.common.critic import critic_features
-from sb3_avgcorr.common.rollout import flat_observations
+from sb3_avgcorr.common.rollout import flat_observations, rollout_rows, take_rows
 
 #: observations, memories and features of a diagnosis take no more than about this
 MAX_BYTES = 2**29
@@ -112,9 +112,14 @@ class RolloutView:
         self.buffer: Any = model.rollout_buffer
         self.steps = episode_steps(self.buffer.episode_starts, first_steps)
         self.n = self.steps.size
-        self.observations = flat_observations(self.buffer)
         self.recurrent = hasattr(self.policy, "lstm_actor")
         self.masked = takes_masks(self.policy)
+        #: what the critic's layers see: a function of the policy and of what its ``predict_values`` takes
+        self.critic_features: Any = critic_features
+        if self.recurrent:
+            from sb3_avgcorr.ppo_recurrent.ppo_recurrent import critic_features as recurrent_features  # needs sb3-contrib
+
+            self.critic_features = recurrent_features
 
     def _memory(self, rows: np.ndarray, side: str) -> tuple[th.Tensor, th.Tensor]:
         step, env = np.divmod(rows, self.steps.shape[1])
@@ -123,10 +128,6 @@ class RolloutView:
             return self.buffer.to_torch(array[step, :, env].swapaxes(0, 1))
 
         return states(getattr(self.buffer, f"hidden_states_{side}")), states(getattr(self.buffer, f"cell_states_{side}"))
-
-    def _observations(self, rows: np.ndarray) -> Any:
-        obs = self.observations
-        return {key: value[rows] for key, value in obs.items()} if isinstance(obs, dict) else obs[rows]
 
     def _starts(self, rows: np.ndarray) -> th.Tensor:
         return self.buffer.to_torch(self.buffer.episode_starts.reshape(-1)[rows])
@@ -140,7 +141,8 @@ class RolloutView:
         out = []
         for rows in pieces(np.arange(self.n)):
             memory = (self._memory(rows, "vf"), self._starts(rows)) if self.recurrent else ()
-            out.append(critic_features(self.policy, self._observations(rows), *memory).cpu().numpy())
+            (observations,) = take_rows((flat_observations(self.buffer),), rows)
+            out.append(self.critic_features(self.policy, observations, *memory).cpu().numpy())
         return np.concatenate(out).reshape(self.n, -1)
 
     def features_of(self, observation: Any) -> np.ndarray:
@@ -161,7 +163,7 @@ class RolloutView:
                 lstm: Any = self.policy.lstm_actor
                 zeros = th.zeros(lstm.num_layers, len(rows), lstm.hidden_size, device=self.policy.device)
                 memory = ((zeros, zeros), th.ones(len(rows), device=self.policy.device))
-            out.append(critic_features(self.policy, obs, *memory).cpu().numpy().reshape(len(rows), -1))
+            out.append(self.critic_features(self.policy, obs, *memory).cpu().numpy().reshape(len(rows), -1))
         return np.concatenate(out)
 
     def log_prob(self, rows: np.ndarray) -> th.Tensor:
@@ -171,17 +173,15 @@ class RolloutView:
         :param rows: numbers of samples
         :return: log π(a|s) of each, differentiable; a memory is taken as it was, without a gradient through earlier steps
         """
-        actions = self.buffer.to_torch(self.buffer.actions.reshape(self.n, -1)[rows]).float()
-        if isinstance(self.model.action_space, spaces.Discrete):
-            actions = actions.long().flatten()
+        observations, actions = rollout_rows(self.buffer, self.model.action_space, rows)
         policy: Any = self.policy
         if self.recurrent:
             from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
             states = RNNStates(self._memory(rows, "pi"), self._memory(rows, "vf"))
-            return policy.evaluate_actions(self._observations(rows), actions, states, self._starts(rows))[1]
+            return policy.evaluate_actions(observations, actions, states, self._starts(rows))[1]
         masks = {"action_masks": self.buffer.action_masks.reshape(self.n, -1)[rows]} if self.masked else {}
-        return policy.evaluate_actions(self._observations(rows), actions, **masks)[1]
+        return policy.evaluate_actions(observations, actions, **masks)[1]
 
 
 def pieces(items: Any) -> list[Any]:
