@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_avgcorr.fast import ppo
+from sb3_avgcorr.fast.collect import collect
 from sb3_avgcorr.fast.network import ActorCritic
 from sb3_avgcorr.fast.parameters import optimizer_served
 
@@ -33,9 +37,11 @@ class Engine:
     def __init__(self, model: OnPolicyAlgorithm, algorithm: type[OnPolicyAlgorithm]) -> None:
         self.model, self.algorithm = model, algorithm
         self._network: ActorCritic | None = None
+        #: values of the states after the last rollout, shape (n_envs,); None before it is complete
+        self.last_values: np.ndarray | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "algorithm": self.algorithm, "_network": None}
+        return {"model": self.model, "algorithm": self.algorithm, "_network": None, "last_values": self.last_values}
 
     @property
     def network(self) -> ActorCritic:
@@ -72,6 +78,43 @@ class Engine:
             and optimizer_served(self.model.policy.optimizer)
             and self.network.parameters.adopt_moments()
         )
+
+    def collects(self) -> bool:
+        """
+        Tell whether :meth:`collect` does the same as the algorithm's ``collect_rollouts()`` *now*. Ask before every rollout.
+
+        :return: whether it does
+        """
+        return (
+            self.algorithm.collect_rollouts is OnPolicyAlgorithm.collect_rollouts and not self.model.use_sde and self.serves()
+        )
+
+    def collect(self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int) -> bool:
+        """
+        Collect a rollout, as ``OnPolicyAlgorithm.collect_rollouts()`` does.
+
+        :param env: the training environment
+        :param callback: called at each step, and at the beginning and end of the rollout
+        :param rollout_buffer: the buffer to fill
+        :param n_rollout_steps: number of steps per environment
+        :return: False if a callback ended the rollout prematurely
+        """
+        self.last_values = collect(self.model, self.network, env, callback, rollout_buffer, n_rollout_steps)
+        return self.last_values is not None
+
+    def not_finite(self) -> str | None:
+        """
+        What is not finite: the policy's parameters, or what they made of the last rollout.
+
+        :return: its name; None if all is well
+        """
+        buffer = self.model.rollout_buffer
+        suspects = {
+            "parameters": self.network.parameters.values,
+            "values": buffer.values,
+            "log-probabilities": buffer.log_probs,
+        }
+        return next((name for name, array in suspects.items() if not np.isfinite(array).all()), None)
 
     def train(self) -> None:
         """Update the policy with the rollout in the model's buffer, as the algorithm's ``train()`` does."""

@@ -3,8 +3,8 @@ Parameters, gradients and the optimiser's moments as flat arrays that torch's te
 
 An optimiser's step on one flat array is a dozen numpy calls, however many layers there are. The tensors that torch knows
 (``policy.parameters()``, ``optimizer.state``) share the memory of these arrays, so that ``state_dict()``, saving,
-``predict`` and callbacks see the same numbers, and nothing is copied back and forth. Whatever replaces a tensor (the optimiser's
-``load_state_dict``, ``parameter.data = ...``) is noticed at the next use, and its values are taken over.
+``predict`` and callbacks see the same numbers, and nothing is copied back and forth. Whatever replaces a tensor (the
+optimiser's ``load_state_dict``, ``parameter.data = ...``) is noticed at the next use, and its values are taken over.
 """
 
 from __future__ import annotations
