@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_avgcorr.fast import ppo
 from sb3_avgcorr.fast.collect import collect
-from sb3_avgcorr.fast.network import ActorCritic
+from sb3_avgcorr.fast.network import ActorCritic, Rows
 from sb3_avgcorr.fast.parameters import optimizer_served
 
 #: the updates that are written out here
@@ -115,6 +115,20 @@ class Engine:
             "log-probabilities": buffer.log_probs,
         }
         return next((name for name, array in suspects.items() if not np.isfinite(array).all()), None)
+
+    def actor_block_gradients(
+        self, weights: np.ndarray, advantages: np.ndarray, blocks: Sequence[Rows]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """
+        The actor's gradient on blocks of the last rollout; see :meth:`ActorCritic.block_gradients`.
+
+        :param weights: a weight for each sample, shape (n_steps · n_envs,)
+        :param advantages: the advantage of each sample, same shape
+        :param blocks: rows of each block
+        :return: the gradients of mean(A·log π) and of mean(w·A·log π), a row for each block
+        """
+        with np.errstate(all="ignore"):
+            return self.network.block_gradients(self.model.rollout_buffer, weights, advantages, blocks)
 
     def train(self) -> None:
         """Update the policy with the rollout in the model's buffer, as the algorithm's ``train()`` does."""

@@ -11,13 +11,15 @@ loss whose rows are weighted by w comes from the same pass with w·δ in place o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from torch import nn
 
+#: rows evaluated at once: enough to be efficient, few enough for a processor's cache
+EVALUATION_BATCH = 512
 #: gradients of one network's parameters: (∂L/∂W, ∂L/∂b) of each layer; None for what is not trained
 Gradients = Sequence[tuple[np.ndarray | None, np.ndarray | None]]
 
@@ -191,6 +193,18 @@ class Mlp:
                 activation.apply(z, x)
         return x
 
+    def evaluate(self, x: np.ndarray) -> np.ndarray:
+        """
+        Evaluate the network on any number of rows, piece by piece: in a processor's cache, and in little memory.
+
+        :param x: float32, shape (n, inputs)
+        :return: float32, shape (n, outputs), a new array
+        """
+        outputs = np.empty((len(x), len(self._arrays[-1][0])), np.float32)
+        for rows in pieces(len(x)):
+            outputs[rows] = self.forward(x[rows])
+        return outputs
+
     def backward(
         self,
         delta: np.ndarray,
@@ -221,6 +235,16 @@ class Mlp:
                 before = spaces[index - 1].delta
                 np.dot(delta, weight, out=before)
                 delta = before
+
+
+def pieces(n_rows: int) -> Iterator[slice]:
+    """
+    Cut rows into pieces for evaluation.
+
+    :param n_rows: number of rows
+    :return: slices that cover them
+    """
+    return (slice(start, start + EVALUATION_BATCH) for start in range(0, n_rows, EVALUATION_BATCH))
 
 
 def _write(
@@ -258,3 +282,19 @@ def _flat(modules: Iterable[nn.Module]) -> Iterable[nn.Module]:
             yield from _flat(module)
         else:
             yield module
+
+
+def evaluate(modules: Iterable[nn.Module], x: np.ndarray) -> np.ndarray | None:
+    """
+    Evaluate torch modules on arrays.
+
+    :param modules: applied one after the other
+    :param x: float32, shape (n, inputs)
+    :return: float32, shape (n, outputs); None if there is a module that is not served here
+    """
+    layers = layers_of(modules)
+    if layers is None:
+        return None
+    mlp = Mlp(layers)
+    mlp.bind({p: p.detach().numpy() for p in mlp.parameters})
+    return mlp.evaluate(x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from sb3_avgcorr.common.policies import AsymmetricMlpExtractor
 from sb3_avgcorr.fast.features import Features, features_of, rows_of
 from sb3_avgcorr.fast.heads import Head, head_of
-from sb3_avgcorr.fast.mlp import Mlp, layers_of
-from sb3_avgcorr.fast.parameters import FlatParameters, parameter_served
+from sb3_avgcorr.fast.mlp import Mlp, layers_of, pieces
+from sb3_avgcorr.fast.parameters import FlatParameters, parameter_served, views
 
 #: methods of the policy and of its layers whose work is done here; a class or an object that has its own is not served
 POLICY_METHODS = (
@@ -30,9 +30,9 @@ POLICY_METHODS = (
     "predict_values",
     "obs_to_tensor",
 )
+#: which rows of a rollout
+Rows = slice | np.ndarray
 EXTRACTOR_METHODS = ("forward", "forward_actor", "forward_critic")
-#: rows evaluated at once: enough to be efficient, few enough for a processor's cache
-EVALUATION_BATCH = 512
 
 
 class ActorCritic:
@@ -156,10 +156,7 @@ class ActorCritic:
         :param inputs: what the critic sees, shape (n, inputs)
         :return: V(s), shape (n,)
         """
-        values = np.empty(len(inputs), np.float32)
-        for rows in _pieces(len(inputs)):
-            values[rows] = self.critic.forward(inputs[rows])[:, 0]
-        return values
+        return self.critic.evaluate(inputs)[:, 0]
 
     def log_probs(self, inputs: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """
@@ -170,9 +167,41 @@ class ActorCritic:
         :return: log π(a|s), shape (n,)
         """
         log_probs = np.empty(len(inputs), np.float32)
-        for rows in _pieces(len(inputs)):
+        for rows in pieces(len(inputs)):
             log_probs[rows] = self.head.evaluate(self.actor.forward(inputs[rows]), actions[rows])
         return log_probs
+
+    def block_gradients(
+        self, buffer: RolloutBuffer, weights: np.ndarray, advantages: np.ndarray, blocks: Sequence[Rows]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        r"""
+        The actor's gradient on blocks of a rollout, with all samples alike and with each weighted: for block B, of n samples,
+
+            u = 1/n Σ_B A·∇log π(a|s)        c = 1/n Σ_B w·A·∇log π(a|s)
+
+        :param buffer: the rollout as collected
+        :param weights: w, shape (n_steps · n_envs,)
+        :param advantages: A, same shape
+        :param blocks: rows of each block, in the order (step, environment)
+        :return: u and c, a row for each block and a column for each of the actor's parameters that are trained
+        """
+        assert not buffer.generator_ready, "the rollout was rearranged by SB3's get()"
+        trained = [p for p in self.actor_parameters if p.requires_grad]
+        shape = (len(blocks), sum(p.numel() for p in trained))
+        u, c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        inputs = self.actor_features(rows_of(buffer.observations))
+        actions = buffer.actions.reshape(len(inputs), -1).astype(np.float32, copy=False)
+        for index, rows in enumerate(blocks):
+            w, a = weights[rows].astype(np.float32), advantages[rows].astype(np.float32)
+            if len(a) == 0:
+                continue
+            a /= len(a)
+            of_u, of_c = views(u[index], trained), views(c[index], trained)
+            self.head.evaluate(self.actor.forward(inputs[rows]), actions[rows])
+            self.head.backward(w * a, 0.0, of_c)  # the head's own parameters; what it passes on is w times what follows
+            delta = self.head.backward(a, 0.0, of_u)
+            self.actor.backward(delta, self.actor.gradients(of_u), w, self.actor.gradients(of_c))
+        return u, c
 
 
 class Samples:
@@ -210,10 +239,6 @@ class Samples:
             return permutation
         environment, step = np.divmod(permutation, self._n_steps)
         return step * self._n_envs + environment
-
-
-def _pieces(n_rows: int) -> Iterator[slice]:
-    return (slice(start, start + EVALUATION_BATCH) for start in range(0, n_rows, EVALUATION_BATCH))
 
 
 def _children(module: nn.Module) -> tuple[int, ...]:

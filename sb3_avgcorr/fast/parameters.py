@@ -93,15 +93,15 @@ class FlatParameters:
         self._steps_of_groups = np.split(self._steps, np.cumsum([len(group) for group in trained[:-1]]))
 
         #: the values of each parameter, and the gradient of each that is trained
-        self.arrays = _views(self.values, everything)
-        self.gradients = _views(self.gradient, self.trained)
+        self.arrays = views(self.values, everything)
+        self.gradients = views(self.gradient, self.trained)
         self._tensors = [(p, th.from_numpy(view), view.ctypes.data) for p, view in self.arrays.items()]
         self._gradient_tensors = [th.from_numpy(self.gradients[p]) for p in self.trained]
-        moment_views = [_views(moment, self.trained) for moment in self._moments]
+        moment_views = [views(moment, self.trained) for moment in self._moments]
         self._state = []
         for index, p in enumerate(self.trained):
             tensors = {"step": th.from_numpy(self._steps[index : index + 1]).view(())}
-            tensors |= {name: th.from_numpy(views[p]) for name, views in zip(self.moment_names, moment_views, strict=True)}
+            tensors |= {name: th.from_numpy(parts[p]) for name, parts in zip(self.moment_names, moment_views, strict=True)}
             self._state.append((p, {name: (tensor, tensor.data_ptr()) for name, tensor in tensors.items()}))
 
     @property
@@ -172,12 +172,19 @@ class FlatParameters:
             parameter.grad = gradient
 
 
-def _views(array: np.ndarray, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, np.ndarray]:
-    views, start = {}, 0
+def views(array: np.ndarray, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, np.ndarray]:
+    """
+    Cut a flat array into parameters.
+
+    :param array: a flat array
+    :param parameters: parameters, which are to lie there one after the other
+    :return: the part of each, in its shape
+    """
+    parts, start = {}, 0
     for parameter in parameters:
-        views[parameter] = array[start : start + parameter.numel()].reshape(parameter.shape)
+        parts[parameter] = array[start : start + parameter.numel()].reshape(parameter.shape)
         start += parameter.numel()
-    return views
+    return parts
 
 
 def _adam(group: dict[str, Any], step: float, g: np.ndarray, m: np.ndarray, v: np.ndarray, scratch: np.ndarray) -> np.ndarray:

@@ -1,0 +1,103 @@
+r"""
+A regression on the state by a network with one output z, trained by Adam: the correction's fit.
+
+| loss | estimate f(z) | of target y | ∂/∂z, over n samples |
+|---|---|---|---|
+| ``"bce"`` | sigmoid(z) | log(1 + e^z) - y·z | (f - y)/n |
+| ``"mse"`` | softplus(z) | (f - s·y)² | 2·(f - s·y)·sigmoid(z)/n |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import torch as th
+from torch import nn
+
+from sb3_avgcorr.fast.mlp import Mlp, layers_of, sigmoid
+from sb3_avgcorr.fast.parameters import FlatParameters, optimizer_served, parameter_served
+
+
+class Regressor:
+    """
+    A network and its optimiser on flat arrays, which the given torch modules and optimiser are views of.
+
+    :param mlp: the network
+    :param optimizer: an Adam that has its parameters, among others perhaps
+    :param loss: ``"bce"`` or ``"mse"``
+    :param scale: s, the factor of the targets under ``"mse"``
+    """
+
+    def __init__(
+        self, mlp: Mlp, optimizer: th.optim.Optimizer, loss: Literal["bce", "mse"] = "bce", scale: float = 1.0
+    ) -> None:
+        self.mlp, self.loss, self.scale = mlp, loss, scale
+        self.parameters = FlatParameters(mlp.parameters, optimizer)
+        mlp.bind(self.parameters.arrays)
+        self._gradients = mlp.gradients(self.parameters.gradients)
+
+    @classmethod
+    def of(
+        cls,
+        modules: Iterable[nn.Module],
+        optimizer: th.optim.Optimizer,
+        loss: Literal["bce", "mse"] = "bce",
+        scale: float = 1.0,
+    ) -> Regressor | None:
+        """
+        Read a network.
+
+        :param modules: applied one after the other; the last has one output
+        :param optimizer: the optimiser that has their parameters
+        :param loss: ``"bce"`` or ``"mse"``
+        :param scale: factor of the targets under ``"mse"``
+        :return: the regression; None if the network or the optimiser is of a kind that is not served here
+        """
+        layers = layers_of(modules)
+        if layers is None or not optimizer_served(optimizer):
+            return None
+        mlp = Mlp(layers)
+        return cls(mlp, optimizer, loss, scale) if all(map(parameter_served, mlp.parameters)) else None
+
+    def adopt(self) -> bool:
+        """
+        Take over parameters and moments that were replaced, as by ``load_state_dict``. Call it before a fit.
+
+        :return: whether the fit can be done here
+        """
+        return optimizer_served(self.parameters.optimizer) and self.parameters.adopt() and self.parameters.adopt_moments()
+
+    def outputs(self, features: np.ndarray) -> np.ndarray:
+        """
+        Evaluate the network.
+
+        :param features: float32, shape (n, inputs)
+        :return: z, shape (n,)
+        """
+        self.parameters.adopt()
+        return self.mlp.evaluate(features)[:, 0]
+
+    def step(self, features: np.ndarray, targets: np.ndarray) -> float:
+        """
+        One step of the optimiser, with its learning rate, on the loss of a minibatch; :meth:`adopt` comes before the first.
+
+        :param features: float32, shape (n, inputs)
+        :param targets: y, float32, shape (n,)
+        :return: the loss before the step
+        """
+        z = self.mlp.forward(features)[:, 0]
+        slope = sigmoid(z)
+        n = len(z)
+        softplus = np.logaddexp(0.0, z)
+        if self.loss == "bce":
+            loss = (np.add.reduce(softplus) - z.dot(targets)) / n
+            delta = (slope - targets) / n
+        else:
+            error = softplus - self.scale * targets
+            loss = error.dot(error) / n
+            delta = (2.0 / n) * error * slope
+        self.mlp.backward(delta[:, None], self._gradients)
+        self.parameters.step()
+        return float(loss)
