@@ -4,7 +4,7 @@ How far to correct: the strength k in [0, 1] whose gradient has the least expect
 The corrected gradient c = mean(ĉ·g) points the right way but is noisy, because few samples carry the weight; the uncorrected
 one u = mean(g) is steady but biased. The weights 1 + k·(ĉ - 1) give the gradient (1-k)·u + k·c, and the best k depends on how
 large the bias is beside the noise. A rollout tells both: split it into M blocks that share no noise and take both gradients
-on each. What the mean gradients have in common over different blocks is signal; how far blocks scatter is noise.
+on each. What different blocks have in common is signal; what their mean has beyond that is noise.
 
 Everything here takes arrays and knows nothing of models. Matrices of shape (2, 2) have the rows and columns (u, c).
 """
@@ -29,9 +29,8 @@ def blocks(n_steps: int, n_envs: int, count: int = 16, shortest: int = 16) -> li
     """
     Split a rollout into blocks that are stretches of environments, as equal in size as can be (to one row).
 
-    Neighbouring steps share noise (an advantage sums over the steps that follow), so a block is not shorter than ``shortest``
-    steps, unless it is all that an environment has: five steps of eight environments are eight blocks, five steps of
-    one are a single block, which tells nothing.
+    Steps that are near share noise, so a block is not shorter than ``shortest`` steps, unless it is all that an environment
+    has: five steps of eight environments are eight blocks, five steps of one are a single block, which tells nothing.
 
     :param n_steps: steps of the rollout
     :param n_envs: environments of the rollout
@@ -47,39 +46,60 @@ def blocks(n_steps: int, n_envs: int, count: int = 16, shortest: int = 16) -> li
     return np.array_split(rows, min(count, max(n_envs, rows.size // shortest)))
 
 
-def gradient_products(u: np.ndarray, c: np.ndarray, sizes: np.ndarray | None = None) -> Products:
+def independent_blocks(split: list[np.ndarray], n_envs: int) -> np.ndarray:
+    """
+    Which blocks share no noise: those without a common environment, or, of a single environment, those that are no neighbours.
+
+    Steps of one episode share noise: an advantage sums over the steps that follow, and what was drawn at the start lasts to
+    the end. Shared noise looks like signal, and little is enough: a correlation of 0.1 makes a bias where there is none.
+
+    :param split: what :func:`blocks` gave
+    :param n_envs: environments of the rollout
+    :return: a symmetric array of truth values, shape (M, M)
+    """
+    first, last = (np.array([rows[end] % n_envs for rows in split]) for end in (0, -1))
+    if n_envs == 1:
+        first = np.arange(len(split))
+        last = first + 1  # as if a block went on into the next
+    # a block is a run of environments: two have none in common if one begins after the other has ended
+    after = first[:, None] > last
+    return after | after.T
+
+
+def gradient_products(
+    u: np.ndarray, c: np.ndarray, sizes: np.ndarray | None = None, independent: np.ndarray | None = None
+) -> Products:
     r"""
     Inner products of two gradients and of their noise, from block gradients.
 
-    Write x_j = x + e_j for a gradient on block j, with noise that is independent between blocks and whose variance falls
-    with the block's size m_j = p_j·m. With the rollout's mean x̄ = Σ_j p_j·x_j,
+    Write x_j = x + e_j for a gradient on block j. Noise of independent blocks has no product on average, E[x_i·y_j] = x·y,
+    and the rollout's mean x̄ = Σ_j p_j·x_j, with p_j the block's share of the rows, has all of it. So
 
-        E[x̄·ȳ] = x·y + N(x, y)          E[Σ_j p_j (x_j - x̄)·(y_j - ȳ)] = (M-1)·N(x, y),
+        ⟨x, y⟩ = mean of x_i·y_j over independent i, j, weighted by p_i·p_j          N(x, y) = x̄·ȳ - ⟨x, y⟩
 
-    N(x, y) being the covariance of the two means, summed over parameters. So
-
-        N(x, y) = Σ_j p_j (x_j - x̄)·(y_j - ȳ) / (M-1)          ⟨x, y⟩ = x̄·ȳ - N(x, y)
-
-    estimate both without bias. With blocks of one size ⟨x, y⟩ is the mean of x_i·y_j over i ≠ j.
+    estimate the product of the gradients and the covariance of the two means (summed over parameters) without bias. With M
+    blocks of one size, all independent, N(x, y) = (mean_j x_j·y_j - ⟨x, y⟩) / M.
 
     :param u: uncorrected gradient on each block (a mean over its rows), shape (M, P)
     :param c: corrected gradient on each block, same shape
     :param sizes: rows of each block, shape (M,); all the same if not given
-    :return: ⟨·, ·⟩ and N(·, ·); not-a-number for a single block, which cannot tell signal from noise
+    :param independent: which blocks share no noise, symmetric, shape (M, M); all that are not the same, if not given
+    :return: ⟨·, ·⟩ and N(·, ·); not-a-number if no two blocks are independent, which leaves signal and noise alike
     """
     if np.ndim(u) != 2 or np.shape(u) != np.shape(c):
         raise ValueError(f"`u` and `c` must have the same shape (blocks, parameters), got {np.shape(u)} and {np.shape(c)}.")
-    n_blocks = len(u)
-    if sizes is not None and np.shape(sizes) != (n_blocks,):
-        raise ValueError(f"`sizes` must have shape ({n_blocks},), one for each block, got {np.shape(sizes)}.")
-    if n_blocks < 2:
+    m = len(u)
+    sizes = np.ones(m) if sizes is None else np.asarray(sizes)
+    independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
+    if sizes.shape != (m,) or independent.shape != (m, m):
+        raise ValueError(f"`sizes` must have shape ({m},), `independent` ({m}, {m}), got {sizes.shape}, {independent.shape}.")
+    if not independent.any():
         return Products(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
-    p = np.full(n_blocks, 1.0 / n_blocks) if sizes is None else np.asarray(sizes, dtype=np.float64) / np.sum(sizes)
-    x = np.stack([u, c]).astype(np.float64)
-    mean = p @ x
-    rest = (np.sqrt(p)[:, None] * (x - mean[:, None])).reshape(2, -1)
-    noise = rest @ rest.T / (n_blocks - 1)
-    return Products(mean @ mean.T - noise, noise)
+    x = np.concatenate([u, c]).astype(np.float64)
+    gram = (x @ x.T).reshape(2, m, 2, m)
+    pairs = np.outer(sizes, sizes)
+    mean, signal = (np.einsum("aibj,ij->ab", gram, w) / np.sum(w) for w in (pairs, pairs * independent))
+    return Products(signal, mean - signal)
 
 
 def gradient_cosine(signal: np.ndarray) -> float:
@@ -254,30 +274,38 @@ class Strength:
         # the same for w and w·KL
         self._kl = np.zeros(2)
 
-    def update(self, u: np.ndarray, c: np.ndarray, sizes: np.ndarray | None = None, kl: float | None = None) -> bool:
+    def update(
+        self,
+        u: np.ndarray,
+        c: np.ndarray,
+        sizes: np.ndarray | None = None,
+        independent: np.ndarray | None = None,
+        kl: float | None = None,
+    ) -> bool:
         """
         Take in one rollout.
 
         :param u: uncorrected gradient on each block, shape (M, P)
         :param c: corrected gradient on each block, same shape
         :param sizes: rows of each block, shape (M,); all the same if not given
+        :param independent: which blocks share no noise (:func:`independent_blocks`); all if not given
         :param kl: KL divergence of the latest update of the policy, for ``n="kl"``
-        :return: whether the rollout told anything; one of a single block, of zero gradients or of non-finite ones does not
+        :return: whether the rollout told anything; one without independent blocks, of zero gradients or of
+            non-finite ones does not
         """
         forget = np.exp(-1.0 / self.memory)
         if kl is not None and np.isfinite(kl):
             self._kl = forget * self._kl + [1.0, max(float(kl), 0.0)]
-        # the largest number goes first, so that no square overflows
+        # divided by the largest number first, so that no square overflows
         peak = np.maximum(np.max(np.abs(u), initial=0.0), np.max(np.abs(c), initial=0.0))  # keeps a not-a-number
         if not (np.isfinite(peak) and peak > 0.0):
             return False
-        signal, noise = gradient_products(np.divide(u, peak, dtype=np.float64), np.divide(c, peak, dtype=np.float64), sizes)
-        # mean squared block gradient
-        scale = 0.5 * np.trace(signal + len(u) * noise)
-        if not scale > 0.0:
+        u, c = np.divide(u, peak, dtype=np.float64), np.divide(c, peak, dtype=np.float64)
+        signal, noise = gradient_products(u, c, sizes, independent)
+        if np.isnan(signal).any():
             return False
-        upper = np.triu_indices(2)
-        x = np.concatenate([signal[upper], noise[upper]]) / scale
+        upper, mean_square = np.triu_indices(2), (np.vdot(u, u) + np.vdot(c, c)) / (2 * len(u))
+        x = np.concatenate([signal[upper], noise[upper]]) / mean_square
         self._weight = float(forget * self._weight + 1.0)
         self._squared_weight = float(forget**2 * self._squared_weight + 1.0)
         self._first = forget * self._first + x
@@ -321,7 +349,7 @@ class Strength:
         uu, uc, cc, nuu, nuc, ncc = self._first / self._weight
         uu = max(uu, self.DOUBT * self._error(np.eye(6)[0]))
         uc = max(uc, 0.0) if uu > 0.0 else 0.0
-        return Products(np.array([[uu, uc], [uc, cc]]), np.array([[nuu, nuc], [nuc, ncc]]))
+        return Products(np.array([[uu, uc], [uc, cc]]), np.array([[max(nuu, 0.0), nuc], [nuc, max(ncc, 0.0)]]))
 
     @property
     def bias(self) -> float:

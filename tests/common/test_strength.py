@@ -16,6 +16,7 @@ from sb3_avgcorr.common.strength import (
     fixed_scale_strength,
     gradient_cosine,
     gradient_products,
+    independent_blocks,
     least_error_strength,
     rollouts_within,
     squared_bias,
@@ -92,14 +93,19 @@ def test_products_are_those_of_different_blocks(n_blocks: int, parameters: int, 
 def test_uneven_blocks_give_the_same_expectation() -> None:
     rng, sizes = np.random.default_rng(0), np.array([1, 2, 3, 30])
     u, c = np.array([1.0, 0.0]), np.array([1.0, 2.0])
+    # the last two share noise beyond their own
+    independent = ~np.eye(4, dtype=bool)
+    independent[2, 3] = independent[3, 2] = False
     results = []
     for _ in range(10_000):
         noise = rng.normal(size=(4, 2)) / np.sqrt(sizes)[:, None]
-        results.append(gradient_products(u + noise, c + 2.0 * noise, sizes))
+        noise[2] += 0.5 * noise[3]
+        results.append(gradient_products(u + noise, c + 2.0 * noise, sizes, independent))
     signal, noise = (np.mean([result[i] for result in results], axis=0) for i in range(2))
     np.testing.assert_allclose(signal, [[1.0, 1.0], [1.0, 5.0]], atol=0.05)
-    # the mean over 36 rows in two dimensions
-    np.testing.assert_allclose(noise, np.array([[1.0, 2.0], [2.0, 4.0]]) * 2.0 / 36.0, atol=0.01)
+    # of the mean over 36 rows in two dimensions: blocks 0 to 2 have 6 rows, block 3 counts 30 + 3/2
+    expected = 2.0 * (6.0 + 31.5**2 / 30.0) / 36.0**2
+    np.testing.assert_allclose(noise, np.array([[1.0, 2.0], [2.0, 4.0]]) * expected, atol=0.01)
 
 
 def test_one_block_says_that_it_tells_nothing() -> None:
@@ -112,7 +118,7 @@ def test_one_block_says_that_it_tells_nothing() -> None:
 def test_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match=r"same shape \(blocks, parameters\), got \(2, 3\) and \(2, 4\)"):
         gradient_products(np.ones((2, 3)), np.ones((2, 4)))
-    with pytest.raises(ValueError, match=r"`sizes` must have shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"`sizes` must have shape \(2,\).* got \(3,\)"):
         gradient_products(np.ones((2, 3)), np.ones((2, 3)), np.ones(3))
 
 
@@ -279,17 +285,6 @@ def test_the_scale_may_change_between_rollouts(exponents: list[float]) -> None:
     assert scaled.bias == pytest.approx(strength.bias, rel=1e-6)
 
 
-def test_order_of_blocks_and_parameters_does_not_matter() -> None:
-    task, rng = MadeUp(60.0, 3.0, 0.3), np.random.default_rng(5)
-    strength, shuffled = Strength(), Strength()
-    for _ in range(6):
-        u, c = task.rollout(rng)
-        order = np.ix_(rng.permutation(16), rng.permutation(30))
-        strength.update(u, c)
-        shuffled.update(u[order], c[order])
-    assert shuffled.k == pytest.approx(strength.k, abs=1e-9)
-
-
 def test_forgets_a_bias_that_is_gone() -> None:
     strength, rng = MadeUp(100.0, 3.0, 0.3).after(30, memory=5.0), np.random.default_rng(6)
     assert strength.k == 1.0
@@ -350,21 +345,24 @@ def test_n_follows_the_step_of_the_policy() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 1000), st.integers(1, 40), st.integers(1, 40))
+@given(st.integers(1, 300), st.sampled_from([1, 2, 3, 4, 7, 16, 17, 1000]), st.integers(1, 40), st.integers(1, 40))
 def test_blocks_hold_each_row_once_and_are_equal_in_size(n_steps: int, n_envs: int, count: int, shortest: int) -> None:
     split = blocks(n_steps, n_envs, count, shortest)
     sizes = [rows.size for rows in split]
     assert 1 <= len(split) <= count
-    assert sorted(np.concatenate(split)) == list(range(n_steps * n_envs))
+    assert np.array_equal(np.sort(np.concatenate(split)), np.arange(n_steps * n_envs))
     assert 0 < max(sizes) <= min(sizes) + 1
-    if len(split) > 1:
-        assert min(sizes) >= min(n_steps, shortest)
+    assert len(split) == 1 or min(sizes) >= min(n_steps, shortest)
+    environments, independent = [set(rows % n_envs) for rows in split], independent_blocks(split, n_envs)
+    for i, some in enumerate(environments):
+        for j, others in enumerate(environments):
+            assert independent[i, j] == (abs(i - j) > 1 if n_envs == 1 else not some & others)
 
 
-@pytest.mark.parametrize("n_envs, expected", ((1, 16), (3, 16), (1000, 16)))
-def test_blocks_are_stretches_of_environments(n_envs: int, expected: int) -> None:
+@pytest.mark.parametrize("n_envs", (1, 3, 4, 1000))
+def test_blocks_are_stretches_of_environments(n_envs: int) -> None:
     split = blocks(256, n_envs)
-    assert len(split) == expected
+    assert len(split) == 16
     for rows in split:
         steps, envs = np.divmod(rows, n_envs)
         # along one environment's time, then on to the next environment's first step
@@ -376,3 +374,21 @@ def test_short_rollouts_are_split_by_environment() -> None:
     assert len(blocks(5, 1)) == 1
     with pytest.raises(ValueError, match="`n_envs` must be at least 1, got 0"):
         blocks(5, 0)
+
+
+@pytest.mark.parametrize("n_envs", (1, 4))
+def test_noise_that_neighbours_share_is_not_taken_for_bias(n_envs: int) -> None:
+    independent = independent_blocks(blocks(2048 // n_envs, n_envs), n_envs)
+    rng, task = np.random.default_rng(10), MadeUp(0.0, 0.5, 0.3)
+    goes_on = 0.2 * (np.arange(16) % (16 // n_envs) > 0)[:, None]  # into the environment's next block
+    believed = []
+    for _ in range(60):
+        naive, told = Strength(), Strength()
+        for _ in range(15):
+            u, c = task.rollout(rng, n_blocks=16)
+            u, c = u + goes_on * np.roll(u - task.u, 1, axis=0), c + goes_on * np.roll(c - task.c, 1, axis=0)
+            naive.update(u, c)
+            told.update(u, c, independent=independent)
+        believed.append([naive.trust > 0.0, told.trust > 0.0])
+    often, seldom = np.mean(believed, axis=0)
+    assert seldom <= 0.15 < 0.5 < often
