@@ -1,223 +1,144 @@
-"""With nothing to correct, AveragingPPO and AveragingA2C are SB3's PPO and A2C, to the bit (invariants 1 and 2)."""
+"""With nothing to correct every class is the algorithm that it corrects, to the bit (invariants 1 and 2)."""
 
-from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
-from conftest import ClockEnv, policy_for, space_env
-from gymnasium import spaces
-from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-
-from sb3_avgcorr import AveragingA2C, AveragingPPO
-
-ALGORITHMS: dict[str, tuple[type[OnPolicyAlgorithm], type[OnPolicyAlgorithm], dict[str, Any]]] = {
-    "ppo": (PPO, AveragingPPO, {"n_steps": 24, "batch_size": 20, "n_epochs": 2}),
-    "a2c": (A2C, AveragingA2C, {"n_steps": 8}),
-}
-
-TASKS: dict[str, tuple[str, Callable[[], VecEnv], dict[str, Any]]] = {
-    "cartpole": ("MlpPolicy", lambda: make_vec_env("CartPole-v1", n_envs=3), {}),
-    "one_env": ("MlpPolicy", lambda: make_vec_env("CartPole-v1", n_envs=1), {}),
-    "pendulum": ("MlpPolicy", lambda: make_vec_env("Pendulum-v1", n_envs=2), {}),
-    "gsde": ("MlpPolicy", lambda: make_vec_env("Pendulum-v1", n_envs=2), {"use_sde": True, "sde_sample_freq": 4}),
-    "vec_normalize": ("MlpPolicy", lambda: VecNormalize(make_vec_env("Pendulum-v1", n_envs=2)), {}),
-    "dict": (policy_for("dict"), lambda: make_vec_env(lambda: space_env("dict"), n_envs=2), {}),
-    "image": (policy_for("image"), lambda: make_vec_env(lambda: space_env("image"), n_envs=2), {"n_steps": 10}),
-    "multi_discrete_actions": (
-        "MlpPolicy",
-        lambda: make_vec_env(lambda: space_env("multi_binary", spaces.MultiDiscrete([2, 3])), n_envs=2),
-        {},
-    ),
-}
+from conftest import ClockEnv
+from family import FAMILY, FULL, PAIRS, assert_equal, differs, learned, make, make_with, snapshot, vec_env
 
 #: options under which there is nothing to correct
-NOTHING_TO_CORRECT: dict[str, dict[str, Any]] = {
+NOTHING: dict[str, dict[str, Any]] = {
     "none": {"correction": None},
-    "none, not fast": {"correction": None, "fast": False},
     "averaging, gamma 1": {"gamma": 1.0},
     "power, gamma 1, not fast": {"gamma": 1.0, "correction": "power", "fast": False},
 }
-
-
-def make(algorithm: str, ours: bool, task: str, **options: Any) -> OnPolicyAlgorithm:
-    theirs_class, our_class, settings = ALGORITHMS[algorithm]
-    policy, make_env, task_settings = TASKS[task]
-    cls = our_class if ours else theirs_class
-    return cls(policy, make_env(), **{"seed": 3, "device": "cpu", **settings, **task_settings, **options})  # type: ignore[arg-type]
-
-
-def random_state() -> list[np.ndarray]:
-    """Where the global streams are that SB3 draws from."""
-    _, keys, position, *_ = np.random.get_state()  # noqa: NPY002
-    return [th.get_rng_state().numpy(), np.asarray(keys), np.asarray(position)]
-
-
-def learned(model: OnPolicyAlgorithm, updates: int) -> dict[str, Any]:
-    """What a model knows after some updates, and where it leaves the random streams."""
-    model.learn(updates * model.n_steps * model.n_envs)
-    return {
-        "policy": model.policy.state_dict(),
-        "optimizer": model.policy.optimizer.state_dict(),
-        "last_obs": model._last_obs,
-        "random": random_state(),
-        "n_updates": model._n_updates,
-    }
+CASES = [(name, task, case) for name, task in PAIRS for case in NOTHING if task == "discrete" or case == "none"]
 
 
 @cache
-def reference(algorithm: str, task: str, gamma: float | None) -> dict[str, Any]:
-    """SB3's own result; several tests compare with the same one."""
-    return learned(make(algorithm, False, task, **({} if gamma is None else {"gamma": gamma})), 3)
+def reference(name: str, task: str, gamma: float | None = None) -> dict[str, Any]:
+    """The algorithm's own result; several tests compare with the same one."""
+    return snapshot(learned(make(name, ours=False, task=task, **({} if gamma is None else {"gamma": gamma}))))
 
 
-def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
-    """Equal to the bit, through nested containers."""
-    if isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys(), where
-        for key in theirs:
-            assert_same(ours[key], theirs[key], f"{where}.{key}")
-    elif isinstance(theirs, (list, tuple)):
-        assert len(ours) == len(theirs), where
-        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            assert_same(a, b, f"{where}[{i}]")
-    elif isinstance(theirs, th.Tensor):
-        assert th.equal(ours, theirs), where
-    elif isinstance(theirs, np.ndarray):
-        np.testing.assert_array_equal(ours, theirs, err_msg=where)
-    else:
-        assert ours == theirs, where
+@pytest.mark.parametrize("name, task, case", CASES)
+def test_same_as_the_algorithm(name: str, task: str, case: str) -> None:
+    model = learned(make(name, task=task, **NOTHING[case]))
+    ours, theirs = snapshot(model), reference(name, task, NOTHING[case].get("gamma"))
+    assert theirs["optimizer"], "an optimiser that has not stepped would prove nothing"
+    assert_equal(ours, theirs)
+    np.testing.assert_array_equal(model.correction_weights, np.ones((model.n_steps, model.n_envs)))
 
 
-def differs(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return any(not th.equal(a, b) for a, b in zip(ours["policy"].values(), theirs["policy"].values(), strict=True))
+@pytest.mark.parametrize("correction", ["averaging", "power"])
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_correction_changes_the_update(name: str, correction: str) -> None:
+    # else the test above could not fail
+    assert differs(snapshot(learned(make(name, **FULL, correction=correction))), reference(name, "discrete", 0.9))
 
 
-@pytest.mark.parametrize("options", NOTHING_TO_CORRECT.values(), ids=NOTHING_TO_CORRECT)
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_same_as_sb3(algorithm: str, task: str, options: dict[str, Any]) -> None:
-    ours = learned(make(algorithm, True, task, **options), 3)
-    assert_same(ours, reference(algorithm, task, options.get("gamma")))
-    assert ours["optimizer"]["state"], "an optimiser that has not stepped would prove nothing"
-
-
-@pytest.mark.parametrize("task", ["cartpole", "pendulum", "dict", "image", "gsde"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("options", [{}, {"correction": "power"}])
-def test_the_correction_does_change_the_update(algorithm: str, task: str, options: dict[str, Any]) -> None:
-    # else the tests above could not fail
-    assert differs(learned(make(algorithm, True, task, **options), 3), reference(algorithm, task, None))
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
-    "settings", [{"target_kl": 1e-4}, {"clip_range_vf": 0.1}, {"normalize_advantage": False}, {"ent_coef": 0.1}]
+    "name, settings",
+    [
+        ("ppo", {"target_kl": 1e-4}),
+        ("ppo", {"clip_range_vf": 0.1, "ent_coef": 0.1}),
+        ("ppo", {"normalize_advantage": False}),
+        ("a2c", {"use_rms_prop": False, "normalize_advantage": True}),
+        ("trpo", {"sub_sampling_factor": 2}),
+        ("ppo_recurrent", {"target_kl": 1e-4}),
+    ],
 )
-def test_same_with_other_settings(algorithm: str, settings: dict[str, Any]) -> None:
-    if algorithm == "a2c" and not settings.keys() <= {"normalize_advantage", "ent_coef"}:
-        settings = {"use_rms_prop": False, "normalize_advantage": True}
-    ours = learned(make(algorithm, True, "cartpole", correction=None, **settings), 4)
-    assert_same(ours, learned(make(algorithm, False, "cartpole", **settings), 4))
+def test_same_with_other_settings(name: str, settings: dict[str, Any]) -> None:
+    ours = snapshot(learned(make(name, correction=None, **settings)))
+    assert_equal(ours, snapshot(learned(make(name, ours=False, **settings))))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_same_when_continued(algorithm: str) -> None:
+@pytest.mark.parametrize("name", FAMILY)
+def test_same_when_saved_loaded_and_continued(name: str, tmp_path: Path) -> None:
     results = []
     for ours in (True, False):
-        model = make(algorithm, ours, "cartpole", **({"correction": None} if ours else {}))
-        model.learn(100).learn(100, reset_num_timesteps=False)
-        results.append(learned(model, 2))
-    assert_same(*results)
+        model = make(name, ours=ours, correction=None)
+        learned(learned(model, 2), 2, reset_num_timesteps=False).save(tmp_path / "model")
+        model = type(model).load(tmp_path / "model", env=make(name, ours=False).get_env(), device="cpu")
+        results.append(snapshot(learned(model, 2, reset_num_timesteps=False)))
+    assert_equal(*results)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_same_after_loading(algorithm: str, tmp_path: Any) -> None:
-    results = []
-    for ours in (True, False):
-        model = make(algorithm, ours, "cartpole", **({"correction": None} if ours else {}))
-        model.learn(200).save(tmp_path / "model")
-        results.append(learned(type(model).load(tmp_path / "model", env=TASKS["cartpole"][1](), device="cpu"), 3))
-    assert_same(*results)
+# Weights that are all the same
 
 
-def test_same_critic_learning_rate_is_no_change() -> None:
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_constant_correction_is_none(name: str) -> None:
+    # a network of its own, for a shared one trains the critic as well; one that knows nothing and learns nothing
+    options = {"correction_network": "separate", "correction_learning_rate": 0.0, "correction_coef": 0.0}
+    model = make(name, **{**FULL, **options, "normalize_correction": True, "fast": False})
+    with th.no_grad():
+        for networks in (model.correction_net, model.correction_average):
+            networks.load_state_dict({key: value * 0 for key, value in networks.state_dict().items()})
+    assert_equal(snapshot(learned(model)), reference(name, "discrete", 0.9))
+    np.testing.assert_array_equal(model.correction_weights, 1.0)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_episodes_of_one_step_need_no_correction(name: str) -> None:
+    # γ^t is 1 everywhere
+    member, results = FAMILY[name], []
+    for cls in (member.ours, member.theirs):
+        env = vec_env(name, lambda: ClockEnv(length=1))
+        model = make_with(cls, name, env, correction="power", correction_strength=1.0, gamma=0.9, fast=False)
+        results.append(snapshot(learned(model)))
+    assert_equal(*results)
+
+
+def test_a_critic_learning_rate_of_the_same_size_is_no_change() -> None:
     # Adam works element by element: parameter groups with the same learning rate must not matter
-    ours = learned(make("ppo", True, "cartpole", correction=None, critic_learning_rate=3e-4), 3)
-    assert_same(ours["policy"], reference("ppo", "cartpole", None)["policy"])
+    ours = snapshot(learned(make("ppo", correction=None, critic_learning_rate=3e-4)))
+    assert_equal(ours["policy"], reference("ppo", "discrete")["policy"])
 
 
 # Random streams with the correction on
 
 
 @pytest.mark.parametrize("network", ["shared", "separate"])
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_construction_draws_nothing(algorithm: str, task: str, network: str) -> None:
-    results = []
-    for ours in (True, False):
-        model = make(algorithm, ours, task, **({"correction_network": network, "critic_epochs": 1} if ours else {}))
-        results.append({"policy": model.policy.state_dict(), "random": random_state()})
-        model.action_space.sample()
-    assert_same(*results)
+@pytest.mark.parametrize("name, task", PAIRS)
+def test_construction_draws_nothing(name: str, task: str, network: str) -> None:
+    options = {"correction_network": network, "critic_epochs": 1}
+    assert_equal(*(snapshot(make(name, ours=ours, task=task, **options)) for ours in (True, False)))
 
 
-@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"correction": "power", "normalize_before_weighting": True, "normalize_correction": "running"},
-        {"correction_network": "separate", "correction_loss": "mse", "correction_order": "after", "critic_epochs": 2},
+        {"correction": "power", "normalize_before_weighting": True, "normalize_correction": "running", "fast": False},
+        {"correction_network": "shared", "correction_loss": "mse", "correction_order": "after", "critic_epochs": 2},
     ],
+    ids=["default", "power", "shared"],
 )
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("continuous", [False, True])
-def test_correction_draws_nothing(algorithm: str, options: dict[str, Any], fast: bool, continuous: bool) -> None:
-    # Parameters differ, but episodes have a fixed length, so that SB3's own draws are the same in number.
-    def env() -> VecEnv:
-        return make_vec_env(lambda: ClockEnv(length=13, continuous=continuous), n_envs=2)
-
-    _, our_class, settings = ALGORITHMS[algorithm]
-    theirs = learned(ALGORITHMS[algorithm][0]("MlpPolicy", env(), seed=3, device="cpu", **settings), 3)  # type: ignore[arg-type]
-    ours = learned(our_class("MlpPolicy", env(), seed=3, device="cpu", fast=fast, **settings, **options), 3)  # type: ignore[arg-type]
-    assert_same(ours["random"], theirs["random"])
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_correction_draws_nothing(name: str, options: dict[str, Any]) -> None:
+    # Parameters differ, but episodes have a fixed length, so that the algorithm's own draws are the same in number.
+    ours, theirs = (snapshot(learned(make(name, ours=each, **{**FULL, **options}))) for each in (True, False))
+    assert_equal(ours["streams"], theirs["streams"])
     assert differs(ours, theirs)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_first_rollout_is_sb3s(algorithm: str) -> None:
-    # the first rollout is collected by equal policies: actions, rewards, values and then the streams after train()
-    models = [make(algorithm, ours, "cartpole") for ours in (True, False)]
-    states, rewards = [], []
-    for model in models:
-        model.set_random_seed(5)
-        model.learn(model.n_steps * model.n_envs)
-        states.append(random_state())
-        rewards.append([model.rollout_buffer.rewards, model.rollout_buffer.episode_starts])
-    assert_same(rewards[0], rewards[1])
-    assert_same(states[0], states[1])
+@pytest.mark.parametrize("name", FAMILY)
+def test_same_seed_same_result(name: str) -> None:
+    assert_equal(*(snapshot(learned(make(name, gamma=0.9), 4)) for _ in range(2)))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("options", [{}, {"correction_order": "after", "correction_network": "separate"}])
-def test_same_seed_same_result(algorithm: str, options: dict[str, Any]) -> None:
-    assert_same(*(learned(make(algorithm, True, "cartpole", **options), 4) for _ in range(2)))
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_reproducible_when_seeded_from_outside(algorithm: str) -> None:
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+def test_reproducible_when_seeded_from_outside(name: str) -> None:
     # as SB3: who seeds numpy, torch and the environments, and gives the model no seed, gets the same result again
     def run() -> dict[str, Any]:
         np.random.seed(0)  # noqa: NPY002
         th.manual_seed(0)
-        settings = ALGORITHMS[algorithm][2]
-        env = make_vec_env("CartPole-v1", n_envs=2, seed=0)
-        return learned(ALGORITHMS[algorithm][1]("MlpPolicy", env, device="cpu", **settings), 3)  # type: ignore[arg-type]
+        env = vec_env(name, lambda: ClockEnv(13), seed=0)
+        return snapshot(learned(make_with(FAMILY[name].ours, name, env, **FULL, seed=None)))
 
-    assert_same(run()["policy"], run()["policy"])
+    assert_equal(run(), run())
