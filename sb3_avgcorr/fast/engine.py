@@ -6,19 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_avgcorr.fast import ppo
+from sb3_avgcorr.fast import a2c, ppo
 from sb3_avgcorr.fast.collect import collect
 from sb3_avgcorr.fast.network import ActorCritic, Rows
 from sb3_avgcorr.fast.parameters import optimizer_served
 
 #: the updates that are written out here
-UPDATES: dict[Callable[..., Any], Callable[[Any, ActorCritic], None]] = {PPO.train: ppo.train}
+UPDATES: dict[Callable[..., Any], Callable[[Any, ActorCritic], None]] = {
+    PPO.train: ppo.train,
+    A2C.train: a2c.train,
+}
 #: methods of the rollout buffer whose work is done here
 BUFFER_METHODS = ("get", "add", "compute_returns_and_advantage", "swap_and_flatten", "to_torch")
 

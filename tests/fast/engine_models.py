@@ -23,11 +23,13 @@ ACTIONS: dict[str, spaces.Space] = {
 }
 
 
-def with_rollout(kind: str = "box", action: str = "box", n_envs: int = 2, **kwargs: Any) -> PPO:
+def with_rollout(kind: str = "box", action: str = "box", n_envs: int = 2, algorithm: type[Any] = PPO, **kwargs: Any) -> Any:
     """A model of SB3's with a rollout of SB3's, ready for ``train()``; the same one whenever it is asked for."""
     env = DummyVecEnv([lambda: space_env(kind, ACTIONS[action]) for _ in range(n_envs)])
-    arguments: dict[str, Any] = {"n_steps": 48, "batch_size": 32, "n_epochs": 3, "seed": 0, "device": "cpu", **kwargs}
-    model = PPO(arguments.pop("policy", policy_for(kind)), env, **arguments)
+    arguments: dict[str, Any] = {"n_steps": 48, "seed": 0, "device": "cpu", **kwargs}
+    if algorithm is PPO:
+        arguments = {"batch_size": 32, "n_epochs": 3, **arguments}
+    model = algorithm(arguments.pop("policy", policy_for(kind)), env, **arguments)
     _, callback = model._setup_learn(1000)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
     return model
