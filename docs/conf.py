@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 os.environ.setdefault("MUJOCO_GL", "disabled")
 
 import sb3_avgcorr
+from sb3_avgcorr.common.options import OPTIONS, CorrectionOptions
 
 HERE = Path(__file__).parent
 
@@ -44,10 +45,21 @@ for copied, origin, pattern in (("notebooks", "examples", "*.ipynb"), ("benchmar
         shutil.copy(file, HERE / copied)
 
 
-def point_to_copies(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Let links that are right on GitHub, where the files are, be right on the site, too."""
+def adapt_source(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Let links that are right on GitHub be right on the site, too, and fill in the tables of options."""
     source[0] = re.sub(r"\]\((\.\./)+benchmarks/results/", "](/benchmarks/", source[0])
     source[0] = re.sub(r"\]\((\.\./)+examples/(?=[^)]*\.ipynb)", "](/notebooks/", source[0])
+    for authors, readers in enumerate(("users", "authors")):
+        source[0] = source[0].replace(f"<!-- options for {readers} -->", options_table(bool(authors)))
+
+
+def options_table(authors: bool) -> str:
+    """Describe the correction's options, from the one place that knows them."""
+    rows = ["| option | default | |", "|---|---|---|"]
+    for name, option in OPTIONS.items():
+        if option.authors == authors:
+            rows.append(f"| `{name}` | `{getattr(CorrectionOptions, name)!r}` | {' '.join(option.doc.split())} |")
+    return "\n".join(rows)
 
 
 def keep_conditional_bars(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
@@ -57,14 +69,14 @@ def keep_conditional_bars(app: Sphinx, what: str, name: str, obj: object, option
 
 def setup(app: Sphinx) -> None:
     """Connect the two, when Sphinx calls this."""
-    app.connect("source-read", point_to_copies)
+    app.connect("source-read", adapt_source)
     app.connect("autodoc-process-docstring", keep_conditional_bars)
 
 
 # API
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signatures of SB3's family are long enough without them; the docstrings say what is allowed
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"show-inheritance": True}
 
 # Look
 html_theme = "furo"

@@ -120,7 +120,7 @@ for name in {names!r}:
     algorithm = getattr(sb3_avgcorr, name)
     model = algorithm(policy, env, n_steps=32, seed=0, device="cpu").learn({steps})
     model.save(name)
-    loaded = algorithm.load(name, env=env, device="cpu")
+    loaded = algorithm.load(name, env=model.get_env(), device="cpu")
     observations = model.get_env().reset()
     actions, same = (m.predict(observations, deterministic=True)[0] for m in (model, loaded))
     assert np.array_equal(actions, same)
