@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import MlpExtractor
@@ -63,55 +62,47 @@ ALGORITHMS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 }
 
 
-def train_blind(
-    algorithms: Sequence[str] = ("PPO", "A2C"),
-    corrections: Sequence[str | None] = (None, "power", "averaging"),
-    *,
-    gamma: float = 0.7,
-    seeds: int = 5,
-    steps: int | None = None,
-) -> pd.DataFrame:
-    """
-    Train on ``avgcorr/TwoState-v0`` with a policy that cannot tell the states apart.
+#: variant -> settings of the correction
+VARIANTS: dict[str, dict[str, Any]] = {
+    "none": {"correction": None},
+    "power": {"correction": "power", "correction_strength": 1.0},
+    "averaging": {"correction": "averaging", "correction_strength": 1.0},
+    "auto": {"correction": "averaging", "correction_strength": "auto"},
+}
 
-    :param algorithms: ``"PPO"`` and ``"A2C"``
-    :param corrections: as the algorithms take them
+
+def measure(
+    *, seed: int, steps: int, tell: Callable[[int], None], algorithm: str, variant: str, gamma: float = 0.7
+) -> dict[str, list[float]]:
+    """
+    One run on ``avgcorr/TwoState-v0`` with a policy that cannot tell the states apart.
+
+    :param seed: seed of everything
+    :param steps: environment steps
+    :param tell: is called with the steps done so far
+    :param algorithm: ``"PPO"`` or ``"A2C"``
+    :param variant: one of ``VARIANTS``
     :param gamma: discount factor
-    :param seeds: runs of each
-    :param steps: environment steps; default: each algorithm's own
-    :return: one row a run, with π(top) at its end
+    :return: γ, the steps, and π(top) at the end
     """
     register_envs()
-    rows = []
-    for name in algorithms:
-        cls, own_steps, settings = ALGORITHMS[name]
-        for correction in corrections:
-            for seed in range(seeds):
-                model = cls(
-                    AsymmetricPolicy,
-                    "avgcorr/TwoState-v0",
-                    gamma=gamma,
-                    seed=seed,
-                    correction=correction,
-                    device="cpu",
-                    **settings,
-                )
-                model.learn(own_steps if steps is None else steps)
-                rows.append(
-                    {
-                        "algorithm": name,
-                        "correction": correction or "none",
-                        "gamma": gamma,
-                        "seed": seed,
-                        "steps": model.num_timesteps,
-                        "optimal_action": top_probability(model),
-                    }
-                )
-    return pd.DataFrame(rows)
+    cls, _, settings = ALGORITHMS[algorithm]
+    model = cls(AsymmetricPolicy, "avgcorr/TwoState-v0", gamma=gamma, seed=seed, device="cpu", **settings, **VARIANTS[variant])
+
+    def progress(locals_: dict[str, Any], globals_: dict[str, Any]) -> bool:
+        tell(model.num_timesteps)
+        return True
+
+    model.learn(steps, callback=progress)
+    return {"gamma": [gamma], "steps": [model.num_timesteps], "optimal_action": [top_probability(model)]}
 
 
 def top_probability(model: Any) -> float:
-    """π(top), which must be the same in both states."""
+    """
+    π(top), which is the same in both states.
+
+    :param model: a trained model
+    """
     observations, _ = model.policy.obs_to_tensor(np.eye(2, dtype=np.float32))
     with th.no_grad():
         probabilities = model.policy.get_distribution(observations).distribution.probs[:, TOP]

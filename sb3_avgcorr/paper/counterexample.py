@@ -2,26 +2,34 @@
 The paper's counterexample (its Section 6 and Appendix D): two states that one policy parameter cannot tell apart.
 
 Three agents with true action values learn θ, with π(top) = sigmoid(θ) in both states. The uncorrected gradient is zero
-whatever θ is; either correction finds the better action. ``python -m sb3_avgcorr.paper.counterexample --out DIR``
+whatever θ is; either correction finds the better action. Beside them PPO and A2C on the environment itself, with an actor that
+cannot tell the states apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sb3_avgcorr.reporting.figures import Claim, curves, interval, parser_for, within, write
+from sb3_avgcorr.paper.blind import ALGORITHMS, VARIANTS
+from sb3_avgcorr.reporting.claims import Claim, between
+from sb3_avgcorr.reporting.figures import curves
+from sb3_avgcorr.reporting.findings import Findings, Picture, Section
+from sb3_avgcorr.reporting.statistics import interval
+from sb3_avgcorr.runs.jobs import FunctionJob
+from sb3_avgcorr.runs.runner import Outcome
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, frame_of
 
 Array = npt.NDArray[np.float64]
-Agent = Literal["biased", "power", "averaging"]
+Agent = Literal["none", "power", "averaging"]
 Gradient = Literal["sampled", "expected"]
 
-AGENTS: tuple[Agent, ...] = ("biased", "power", "averaging")
+AGENTS: tuple[Agent, ...] = ("none", "power", "averaging")
 GAMMAS = (0.3, 0.5, 0.7, 0.9)
 EPISODE = 20
 
@@ -35,10 +43,10 @@ class Settings(NamedTuple):
 
 
 SETTINGS: dict[tuple[Agent, float], Settings] = {
-    ("biased", 0.3): Settings(0.95, 8),
-    ("biased", 0.5): Settings(0.95, 8),
-    ("biased", 0.7): Settings(0.95, 8),
-    ("biased", 0.9): Settings(0.95, 8),
+    ("none", 0.3): Settings(0.95, 8),
+    ("none", 0.5): Settings(0.95, 8),
+    ("none", 0.7): Settings(0.95, 8),
+    ("none", 0.9): Settings(0.95, 8),
     ("power", 0.3): Settings(0.95, 8),
     ("power", 0.5): Settings(0.95, 8),
     ("power", 0.7): Settings(0.95, 8),
@@ -132,11 +140,12 @@ def simulate(
     points: int = 100,
     output: Literal["softplus", "relu"] = "softplus",
     seed: int = 0,
+    tell: Callable[[int], None] = lambda steps: None,
 ) -> tuple[npt.NDArray[np.int64], Array]:
     """
     Train one agent for every γ and seed at once.
 
-    :param agent: ``"biased"``, ``"power"`` or ``"averaging"``
+    :param agent: ``"none"``, ``"power"`` or ``"averaging"``
     :param gammas: discount factors; one not in the paper's table takes the settings of the nearest that is
     :param seeds: number of independent runs per γ
     :param steps: environment steps
@@ -145,6 +154,7 @@ def simulate(
     :param points: number of points recorded
     :param output: output of the correction network
     :param seed: seed of everything drawn
+    :param tell: is called with the steps done so far
     :return: steps of the recorded points, and π(top) there, shape (points + 1, n_gammas, seeds)
     """
     rng = np.random.default_rng(seed)
@@ -163,6 +173,7 @@ def simulate(
         if step == record_at[point]:
             record[point] = p
             point += 1
+            tell(step)
         if step == steps:
             break
         t = step % EPISODE
@@ -184,95 +195,110 @@ def simulate(
     return record_at, record
 
 
-def run(
-    out: Path | str,
-    *,
-    seeds: int = 10,
-    steps: int = 100_000,
-    gammas: Sequence[float] = GAMMAS,
-    theta: float = 0.0,
-    gradient: Gradient = "sampled",
-    deep: bool = True,
-) -> dict[str, Any]:
+def measure(*, seed: int, steps: int, tell: Callable[[int], None], agent: Agent, **kwargs: Any) -> dict[str, list[float]]:
+    """
+    One run of an agent at every γ: the probability of the better action along it.
+
+    :param seed: seed of everything drawn
+    :param steps: environment steps
+    :param tell: is called with the steps done so far
+    :param agent: the agent
+    :param kwargs: further arguments of :func:`simulate`
+    :return: columns gamma, step and optimal_action
+    """
+    at, probabilities = simulate(agent, seeds=1, steps=steps, seed=seed, tell=tell, **kwargs)
+    gammas = kwargs["gammas"]
+    return {
+        "gamma": np.repeat(gammas, len(at)).tolist(),
+        "step": np.tile(at, len(gammas)).tolist(),
+        "optimal_action": probabilities[:, :, 0].T.ravel().tolist(),
+    }
+
+
+@dataclass(frozen=True)
+class Counterexample(Experiment):
     """
     The three agents at every γ, and PPO and A2C on the real environment.
 
-    :param out: directory for ``counterexample.csv``, ``counterexample.png`` and ``counterexample.md``
-    :param seeds: runs per agent and γ
-    :param steps: environment steps
     :param gammas: discount factors
     :param theta: initial θ
     :param gradient: see :func:`simulate`
-    :param deep: also train the real algorithms (takes some minutes)
-    :return: the claims with their verdicts, and the files
     """
-    rows: list[dict[str, Any]] = []
-    claims: list[Claim] = []
-    for agent in AGENTS:
-        at, probabilities = simulate(agent, gammas, seeds=seeds, steps=steps, theta=theta, gradient=gradient)
-        for g, gamma in enumerate(gammas):
-            for s in range(seeds):
-                rows += [
-                    {"agent": agent, "gamma": gamma, "seed": s, "step": int(n), "optimal_action": float(x)}
-                    for n, x in zip(at, probabilities[:, g, s], strict=True)
+
+    gammas: tuple[float, ...] = GAMMAS
+    theta: float = 0.0
+    gradient: Gradient = "sampled"
+    name: str = "counterexample"
+    where: str = "Fig. 1, App. D"
+    purpose: str = "two states only a correction tells apart"
+
+    def plan(self, size: Size) -> Plan:
+        seeds = size.seeds or (10 if size.full else 3)
+        steps = size.steps or (100_000 if size.full else 40_000)
+        settings = {"gammas": list(self.gammas), "theta": self.theta, "gradient": self.gradient}
+        planned: dict[tuple[str, str], list[FunctionJob]] = {}
+        for agent in AGENTS:
+            function = f"{__name__}.measure"
+            planned["simulated", agent] = [
+                FunctionJob(function, seed, steps, agent, {"agent": agent, **settings}) for seed in range(seeds)
+            ]
+        for algorithm, (_, own_steps, _) in ALGORITHMS.items():
+            for variant in VARIANTS:
+                planned[algorithm, variant] = [
+                    FunctionJob(
+                        "sb3_avgcorr.paper.blind.measure",
+                        seed,
+                        size.steps or own_steps,
+                        f"{algorithm}, {variant}",
+                        {"algorithm": algorithm, "variant": variant},
+                    )
+                    for seed in range(min(seeds, 3))
                 ]
-            last, start = probabilities[-1, g], probabilities[0, g].mean()
-            ends = interval(last)
-            holds = within(ends, start - 0.02, start + 0.02) if agent == "biased" else within(ends, 0.95)
-            what = f"stays within 0.02 of {start:.2f}" if agent == "biased" else "is above 0.95"
-            claims.append(Claim(f"{agent}, γ = {gamma}: P(optimal action) {what} after {steps} steps", holds, *ends))
-    frame = pd.DataFrame(rows)
-    figure = curves(
-        frame, x="step", y="optimal_action", line="agent", panel="gamma", ylabel="P(optimal action)", ylim=(0.0, 1.05)
-    )
-    extra: dict[str, pd.DataFrame] = {}
-    if deep:
-        from sb3_avgcorr.paper.blind import train_blind
+        return planned
 
-        blind = train_blind(seeds=min(seeds, 3))
-        extra["counterexample_algorithms"] = blind
-        for (algorithm, correction), last in blind.groupby(["algorithm", "correction"], sort=False)["optimal_action"]:
-            stuck = correction == "none"
+    def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
+        parts = {kind: {k: jobs for k, jobs in plan.items() if (k[0] == "simulated") == kind} for kind in (True, False)}
+        simulated = frame_of(parts[True], outcome, ("kind", "agent")).drop(columns="kind")
+        return self.findings(simulated, frame_of(parts[False], outcome, ("algorithm", "correction")))
+
+    def findings(self, simulated: pd.DataFrame, trained: pd.DataFrame) -> Findings:
+        """
+        What the figures say.
+
+        :param simulated: of the three agents: columns agent, gamma, seed, step, optimal_action
+        :param trained: of the real algorithms: columns algorithm, correction, gamma, seed, steps, optimal_action
+        """
+        steps, seeds = int(simulated["step"].max()), simulated["seed"].nunique()
+        claims = []
+        for (agent, gamma), part in simulated.groupby(["agent", "gamma"], sort=False):
+            start = float(part.loc[part["step"] == 0, "optimal_action"].mean())
+            last = interval(part.loc[part["step"] == steps, "optimal_action"])
+            verdict = between(last, start - 0.02, start + 0.02) if agent == "none" else between(last, 0.95)
+            what = f"stays within 0.02 of {start:.2f}" if agent == "none" else "is above 0.95"
+            claims.append(Claim(f"{agent}: P(optimal action) {what} after {steps} steps", verdict, last, f"γ = {gamma}"))
+        for (algorithm, correction), part in trained.groupby(["algorithm", "correction"], sort=False):
+            last, stuck = interval(part["optimal_action"]), correction == "none"
+            verdict = between(last, high=0.75) if stuck else between(last, 0.95)
             what = "stays below 0.75" if stuck else "is above 0.95"
-            ends = interval(last)
-            holds = within(ends, high=0.75) if stuck else within(ends, 0.95)
-            claims.append(Claim(f"{algorithm}, correction {correction}: P(optimal action) {what}", holds, *ends))
-    note = (
-        f"γ = {', '.join(map(str, gammas))}; {seeds} seeds; {steps} steps; θ starts at {theta}; {gradient} gradient; "
-        "settings of the paper's table, true action values at the γ asked for, softplus output."
-    )
-    return write(
-        Path(out),
-        "counterexample",
-        "The counterexample",
-        note,
-        frame,
-        figure,
-        claims,
-        extra,
-        f"--seeds {seeds} --steps {steps}",
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
-    parser = parser_for("The paper's two-state counterexample.", seeds=10, steps=100_000)
-    parser.add_argument("--gammas", type=float, nargs="+", default=list(GAMMAS))
-    parser.add_argument("--theta", type=float, default=0.0, help="initial θ")
-    parser.add_argument("--gradient", choices=("sampled", "expected"), default="sampled")
-    parser.add_argument("--no-deep", action="store_true", help="leave out PPO and A2C on the real environment")
-    args = parser.parse_args(argv)
-    result = run(
-        args.out,
-        seeds=args.seeds,
-        steps=args.steps,
-        gammas=args.gammas,
-        theta=args.theta,
-        gradient=args.gradient,
-        deep=not args.no_deep,
-    )
-    print(result["report"])
-
-
-if __name__ == "__main__":
-    main()
+            claims.append(Claim(f"{correction}: P(optimal action) {what}", verdict, last, f"{algorithm}, γ = 0.7"))
+        figure = curves(
+            simulated,
+            x="step",
+            y="optimal_action",
+            line="agent",
+            panel="gamma",
+            ylabel="P(optimal action)",
+            ylim=(0.0, 1.05),
+        )
+        note = (
+            f"γ = {', '.join(map(str, self.gammas))}; {seeds} seeds; {steps} steps; θ starts at {self.theta}; {self.gradient} "
+            "gradient; settings of the paper's table, true action values at the γ asked for, softplus output. PPO and A2C "
+            "train with an actor that cannot tell the states apart."
+        )
+        return Findings(
+            self.name,
+            "The counterexample",
+            [note],
+            [Section(pictures=[Picture(f"{self.name}.png", "The counterexample", figure)], claims=claims)],
+            {self.name: simulated, **({f"{self.name}_algorithms": trained} if len(trained) else {})},
+        )

@@ -4,22 +4,17 @@ How far are the initial states from the sampled ones along a training run of PPO
 The paper's measure after every rollout (8 bins a dimension, 5000 resets, 5 dimensions at random where there are more, the mean
 of 10 such draws), and after the last one everything that ``diagnose`` measures. The paper trained with settings tuned for each
 task; here SB3's PPO has the same settings everywhere.
-
-``python -m sb3_avgcorr.paper.distances --out DIR``
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pandas as pd
-import torch as th
 from matplotlib.figure import Figure
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -28,7 +23,12 @@ from sb3_avgcorr.diagnostics import CorrectionDiagnosticsCallback
 from sb3_avgcorr.diagnostics.distances import Columns, histogram_distance
 from sb3_avgcorr.diagnostics.estimates import blocks_of
 from sb3_avgcorr.envs import register_envs
-from sb3_avgcorr.reporting.figures import Claim, interval, parser_for, write
+from sb3_avgcorr.reporting.claims import Claim, judge
+from sb3_avgcorr.reporting.findings import Findings, Picture, Section, Table
+from sb3_avgcorr.reporting.statistics import interval
+from sb3_avgcorr.runs.jobs import FunctionJob
+from sb3_avgcorr.runs.runner import Outcome
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, frame_of
 
 ROLLOUT = 4000
 #: task -> (environment, discount factor of the paper's best setting, distance in the paper's Table 1)
@@ -46,11 +46,19 @@ MEASURES = ("classifier_distance", "total_variation", "explained_variance", "gra
 
 
 class Distances(CorrectionDiagnosticsCallback):
-    """The paper's distance after every rollout, beside the whole diagnosis now and then."""
+    """
+    The paper's distance after every rollout, beside the whole diagnosis now and then.
 
-    def __init__(self, env_id: str, seed: int, every: int) -> None:
+    :param env_id: the task
+    :param seed: seed of what is drawn
+    :param every: rollouts between diagnoses
+    :param tell: is called with the steps done so far
+    """
+
+    def __init__(self, env_id: str, seed: int, every: int, tell: Callable[[int], None]) -> None:
         super().__init__(every=every, reset_env=env_id, seed=seed)
         self.distances: list[float] = []
+        self.tell = tell
 
     def _on_rollout_end(self) -> None:
         super()._on_rollout_end()
@@ -61,113 +69,95 @@ class Distances(CorrectionDiagnosticsCallback):
         # one block a sample is enough: the interval over rollouts and seeds is the one reported
         blocks = blocks_of(np.zeros(buffer.rewards.shape, dtype=np.int64), self.rng)
         self.distances.append(float(histogram_distance(starts, sampled, blocks, self.rng)))
+        self.tell(self.num_timesteps)
 
 
-def train(task: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
+def measure(*, seed: int, steps: int, tell: Callable[[int], None], task: str) -> dict[str, list[float]]:
     """
-    One run of PPO, which is not made again if the folder has it.
+    One run of PPO: the distance averaged over its rollouts, and the diagnosis after the last.
 
-    :param task: a name of ``TASKS``
     :param seed: seed of the run
     :param steps: environment steps
-    :param folder: where finished runs are kept
-    :return: the distance after every rollout, and the diagnosis after the last
+    :param tell: is called with the steps done so far
+    :param task: a name of ``TASKS``
+    :return: columns of one entry
     """
-    path = folder / f"{task}-{steps}-{seed}.json"
-    if path.exists():
-        return dict(json.loads(path.read_text()))
+    register_envs()
+    gym.logger.min_level = gym.logger.ERROR  # the paper's versions of the tasks are called out of date
     env_id, gamma, _ = TASKS[task]
     env = make_vec_env(env_id, 1, seed=seed)
     model = PPO("MlpPolicy", env, n_steps=ROLLOUT, batch_size=500, gamma=gamma, seed=seed, device="cpu")
-    callback = Distances(env_id, seed, every=max(1, steps // ROLLOUT))
+    callback = Distances(env_id, seed, max(1, steps // ROLLOUT), tell)
     model.learn(steps, callback=callback)
-    result = {"task": task, "seed": seed, "steps": steps, "distances": callback.distances, "history": callback.history}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(result))
-    os.replace(part, path)
-    return result
+    last = callback.history[-1]
+    found = {"distance": [float(np.mean(callback.distances))], **{f"last_{name}": [last[name]] for name in MEASURES}}
+    if last["gradient_angle_high"] >= 180.0:  # lost in the noise of one rollout, and no number to average
+        found["last_gradient_angle"] = [float("nan")]
+    return found
 
 
-def run(
-    out: Path | str,
-    *,
-    seeds: int = 3,
-    steps: int = 12_000,
-    tasks: Sequence[str] = tuple(TASKS),
-    runs: Path | str | None = None,
-) -> dict[str, Any]:
-    """
-    :param out: directory for ``distances.csv``, ``.png`` and ``.md``
-    :param seeds: runs of each task
-    :param steps: environment steps of a run; the paper: 2M
-    :param tasks: names of ``TASKS``
-    :param runs: where finished runs are kept; default: ``out/runs``
-    :return: the claims with their verdicts, and the files
-    """
-    unknown = set(tasks) - set(TASKS)
-    if unknown:
-        raise ValueError(f"tasks must be among {', '.join(TASKS)}; got {', '.join(sorted(unknown))}")
-    register_envs()
-    th.set_num_threads(1)
-    gym.logger.min_level = gym.logger.ERROR  # the paper's versions of the tasks are called out of date
-    folder = Path(runs) if runs is not None else Path(out) / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for seed in range(seeds):
-        for task in tasks:
-            result = train(task, seed, steps, folder)
-            last = result["history"][-1]
-            # an interval up to 180°: lost in the noise of one rollout, and no number to average
-            angle_known = last["gradient_angle_high"] < 180.0
-            row = {"task": task, "seed": seed, "paper": TASKS[task][2], "distance": float(np.mean(result["distances"]))}
-            row.update({f"last_{name}": last[name] for name in MEASURES})
-            rows.append({**row, "last_gradient_angle": last["gradient_angle"] if angle_known else np.nan})
-    return report(pd.DataFrame(rows), Path(out), seeds, steps)
+@dataclass(frozen=True)
+class InitialDistances(Experiment):
+    """How far initial states are from sampled ones, task by task."""
 
+    name: str = "distances"
+    where: str = "Table 1"
+    purpose: str = "distance between initial and sampled states"
 
-def report(frame: pd.DataFrame, out: Path, seeds: int, steps: int) -> dict[str, Any]:
-    """
-    :param frame: what was found, a row for each task and seed
-    :param out: directory for ``distances.csv``, ``.png`` and ``.md``
-    :param seeds: number of seeds
-    :param steps: environment steps of a run
-    :return: the claims with their verdicts, and the files
-    """
-    tasks = list(dict.fromkeys(frame["task"]))
-    by_task = {task: frame[frame["task"] == task] for task in tasks}
+    @property
+    def envs(self) -> tuple[str, ...]:
+        return tuple(env for env, _, _ in TASKS.values())
 
-    def values(task: str, column: str = "distance") -> np.ndarray:
-        return by_task[task][column].to_numpy(dtype=float)
-
-    claims = []
-    for far in (task for task in FAR if task in tasks):
-        for near in (task for task in NEAR if task in tasks):
-            mean, low, high = interval(values(far) - values(near))
-            claims.append(Claim(f"distance of {far} above {near}'s", None if low <= 0 <= high else low > 0, mean, low, high))
-    for task in tasks:
-        angles = values(task, "last_gradient_angle")
-        known = angles[~np.isnan(angles)]
-        figures = {
-            f"distance, {task} (paper: {TASKS[task][2]:.3f})": values(task),
-            f"{task}, by a classifier": values(task, "last_classifier_distance"),
-            f"{task}, TV(d_γ, d)": values(task, "last_total_variation"),
-            f"{task}, angle of the gradients in degrees (known in {len(known)})": known,
+    def plan(self, size: Size) -> Plan:
+        seeds = size.seeds or (10 if size.full else 3)
+        steps = size.steps or (2_000_000 if size.full else 12_000)
+        chosen = size.only({env: task for task, (env, _, _) in TASKS.items()}).values()
+        return {
+            task: [FunctionJob(f"{__name__}.measure", seed, steps, task, {"task": task}) for seed in range(seeds)]
+            for task in chosen
         }
-        claims += [Claim(what, None, *interval(x), decides=False) for what, x in figures.items() if len(x)]
-    note = (
-        f"{steps} steps of training ({steps // ROLLOUT} rollouts of {ROLLOUT}), {seeds} seeds (the paper: 2M steps and tuned "
-        "settings); the distance is averaged over all rollouts, the other figures are what `diagnose` finds on the last one."
-    )
-    return write(
-        out,
-        "distances",
-        "Distance between initial and sampled states",
-        note,
-        frame,
-        _bars(frame, steps),
-        claims,
-        arguments=f"--seeds {seeds} --steps {steps}",
-    )
+
+    def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
+        frame = frame_of(plan, outcome, ("task",))
+        frame.insert(2, "paper", [TASKS[task][2] for task in frame["task"]])
+        return self.findings(frame, next(iter(plan.values()))[0].steps)
+
+    def findings(self, frame: pd.DataFrame, steps: int) -> Findings:
+        """
+        What the figures say.
+
+        :param frame: what was found, a row for each task and seed
+        :param steps: environment steps of a run
+        """
+        tasks = list(dict.fromkeys(frame["task"]))
+
+        def values(task: str, column: str = "distance") -> np.ndarray:
+            return frame.loc[frame["task"] == task, column].to_numpy(dtype=float)
+
+        claims = []
+        for far in (task for task in FAR if task in tasks):
+            for near in (task for task in NEAR if task in tasks):
+                verdict, apart = judge("better than", values(far), values(near))  # that is, larger
+                claims.append(Claim(f"distance of {far} above {near}'s", verdict, apart))
+        rows = []
+        for task in tasks:
+            angles = values(task, "last_gradient_angle")
+            known = angles[~np.isnan(angles)]
+            figures = [interval(values(task, column)) for column in ("distance", "last_classifier_distance")]
+            shown = [figure.text(3) for figure in (*figures, interval(values(task, "last_total_variation")))]
+            angle = f"{interval(known).text(3)} (known in {len(known)})" if len(known) else "not known"
+            rows.append([task, f"{TASKS[task][2]:.3f}", *shown, angle])
+        heading = ["task", "paper", "distance", "by a classifier", "TV(d_γ, d)", "angle of the gradients in degrees"]
+        note = (
+            f"{steps} steps of training ({steps // ROLLOUT} rollouts of {ROLLOUT}), {frame['seed'].nunique()} seeds (the "
+            "paper: 2M steps and tuned settings); the distance is averaged over all rollouts, the other figures are what "
+            "`diagnose` finds on the last one."
+        )
+        title = "Distance between initial and sampled states"
+        section = Section(
+            pictures=[Picture(f"{self.name}.png", title, _bars(frame, steps))], claims=claims, tables=[Table(heading, rows)]
+        )
+        return Findings(self.name, title, [note], [section], {self.name: frame})
 
 
 def _bars(frame: pd.DataFrame, steps: int) -> Figure:
@@ -183,16 +173,3 @@ def _bars(frame: pd.DataFrame, steps: int) -> Figure:
     axes.set_ylabel("max-norm distance, initial vs sampled states")
     axes.legend()
     return figure
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
-    parser = parser_for("Distance between initial and sampled states along training.", seeds=3, steps=12_000)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--runs", type=Path, help="where finished runs are kept")
-    args = parser.parse_args(argv)
-    print(run(args.out, seeds=args.seeds, steps=args.steps, tasks=args.tasks, runs=args.runs)["report"])
-
-
-if __name__ == "__main__":
-    main()

@@ -61,8 +61,9 @@ def make(network: Network, seed: int, *, start: Any = "uniform", **kwargs: Any) 
     register_envs()
     env = gym.make("avgcorr/DotReacher-v0", start=start)
     model = AveragingBAC("MlpPolicy", env, seed=seed, device="cpu", **{**SETTINGS[network], **kwargs})
-    # As the authors' head, which starts next to 0 and is not set to the mean of γ^t while that is being learned.
-    model._calibrate = lambda n_samples: None  # type: ignore[method-assign]
+    if model.correction_estimator is not None:
+        # As the authors' head, which starts next to 0 and is not set to the mean of γ^t while that is being learned.
+        model.correction_estimator._calibrate = lambda n_samples: None  # type: ignore[method-assign]
     return model
 
 

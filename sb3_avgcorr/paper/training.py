@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sb3_avgcorr.cli.compare import Settings, variant
-from sb3_avgcorr.runs.jobs import GAMMAS, Job
+from sb3_avgcorr.reporting.claims import Relation
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.results import GAMMAS
+from sb3_avgcorr.runs.settings import Settings, variant
 from sb3_avgcorr.zoo.config import paper_config, read_yaml
 
 COMPARISONS: tuple[Settings, ...] = ("own", "equal")
@@ -22,6 +24,8 @@ VARIANTS = {"none": "", "power": "power_", "averaging": "averaging_"}
 @dataclass(frozen=True)
 class Task:
     """
+    What is trained on.
+
     :param env: id of the environment
     :param steps: environment steps of the small run; the full one has what the paper's file says
     :param family: ``"ppo"`` or ``"bac"``
@@ -55,7 +59,7 @@ class Expectation:
 
     text: str
     first: str
-    is_: Literal["better than", "as good as", "worse than"]
+    is_: Relation
     second: str
     measure: Literal["area", "final"] = "area"
     envs: tuple[str, ...] = ()
@@ -66,6 +70,8 @@ class Expectation:
 @dataclass(frozen=True)
 class Study:
     """
+    A training experiment of the paper.
+
     :param title: heading of its page
     :param figure: where the paper has it
     :param tasks: what is trained
@@ -108,6 +114,8 @@ class Cell:
 
 def job_of(cell: Cell, seed: int, steps: int) -> Job:
     """
+    One run of a cell.
+
     :param cell: the cell
     :param seed: the seed
     :param steps: environment steps
@@ -117,7 +125,9 @@ def job_of(cell: Cell, seed: int, steps: int) -> Job:
     hyperparams: dict[str, Any] = {}
     if cell.settings_of:
         tuned_for = name if cell.settings == "own" else f"averaging_{family}"
-        hyperparams = {k: v for k, v in _entry(tuned_for, cell.settings_of).items() if k != "n_timesteps"}
+        # What counts as the end of an episode belongs to the task, not to the settings.
+        tuned = _entry(tuned_for, cell.settings_of)
+        hyperparams = {k: v for k, v in tuned.items() if k not in ("n_timesteps", "env_wrapper")}
     algo, hyperparams = variant(name, cell.task.env, cell.settings, paper=True, hyperparams=hyperparams)
     return Job(algo, cell.task.env, seed, steps, label=cell.variant, paper=True, hyperparams=hyperparams)
 
@@ -129,8 +139,9 @@ def _entry(algo: str, env: str) -> dict[str, Any]:
 
 def cells_of(study: Study) -> list[Cell]:
     """
+    All places of a study.
+
     :param study: the study
-    :return: its cells
     """
     return [
         Cell(settings, task, gamma, variant, settings_of)
@@ -144,11 +155,12 @@ def cells_of(study: Study) -> list[Cell]:
 
 def plan(study: Study, *, full: bool, seeds: int | None = None, steps: int | None = None) -> dict[Cell, list[Job]]:
     """
+    The runs of every cell.
+
     :param study: the study
     :param full: the paper's size
     :param seeds: number of seeds, if not the size's own
     :param steps: environment steps, if not the size's own
-    :return: the runs of every cell
     """
     planned = {}
     for cell in cells_of(study):

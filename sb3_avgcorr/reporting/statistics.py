@@ -1,4 +1,9 @@
-"""Learning curves of runs, and what can be said about several of them. The statistics are rliable's."""
+"""
+Learning curves of runs, and what can be said about several of them.
+
+One policy for intervals, which are 95 % everywhere: Student's for one mean, Welch's for a difference of means, since a
+bootstrap of few runs is too narrow; rliable's bootstrap for the interquartile mean and the probability of improvement.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import numpy.typing as npt
 from rliable import library
 from scipy import stats
 
-from sb3_avgcorr.runs.jobs import Episodes, Result
+from sb3_avgcorr.runs.results import Episodes, Result
 
 Array = npt.NDArray[np.float64]
 #: which return of an episode: undiscounted, discounted with the algorithm's γ, or with this γ
@@ -32,14 +37,25 @@ class Estimate(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
+        return self.text()
+
+    def text(self, digits: int = 4) -> str:
+        """
+        The figure with its interval, if there is one.
+
+        :param digits: significant digits
+        """
+        if np.isnan(self.low):
+            return f"{self.value:.{digits}g}"
+        return f"{self.value:.{digits}g} ({self.low:.{digits}g} to {self.high:.{digits}g})"
 
 
 def values_of(episodes: Episodes, what: What) -> Array:
     """
+    One kind of return of each episode.
+
     :param episodes: episodes
     :param what: ``"return"``, ``"discounted"`` (with the algorithm's γ) or one of the other discount factors
-    :return: that return of each
     """
     found: Mapping[Any, Array] = {"return": episodes.returns, "discounted": episodes.discounted, **episodes.discounted_at}
     if what not in found:
@@ -76,16 +92,18 @@ def curve(result: Result, bin: int, steps: int, what: What = "return") -> Array:
 
 def areas(curves: npt.ArrayLike) -> Array:
     """
+    Area under each curve, divided by its width: the mean over the run.
+
     :param curves: learning curves, shape (runs, bins)
-    :return: area under each, divided by its width: the mean over the run
     """
     return np.atleast_2d(np.asarray(curves, dtype=np.float64)).mean(axis=1)
 
 
 def finals(curves: npt.ArrayLike) -> Array:
     """
+    Mean of each curve over its last tenth.
+
     :param curves: learning curves, shape (runs, bins)
-    :return: mean of each over its last tenth
     """
     table = np.atleast_2d(np.asarray(curves, dtype=np.float64))
     last = max(1, round(FINAL * table.shape[1]))
@@ -94,25 +112,33 @@ def finals(curves: npt.ArrayLike) -> Array:
 
 def interval(values: npt.ArrayLike) -> Estimate:
     """
+    Mean over runs, with Student's interval.
+
     :param values: one value a run
-    :return: their mean
     """
-    return _estimates(_mean, _scores(values))[0]
+    x = _scores(values).ravel()
+    mean = float(x.mean())
+    if len(x) < 2:
+        return Estimate(mean, np.nan, np.nan)
+    reach = float(stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    return Estimate(mean, mean - reach, mean + reach)
 
 
 def iqm(values: npt.ArrayLike) -> Estimate:
     """
+    Interquartile mean over runs, with rliable's bootstrap interval.
+
     :param values: one value a run
-    :return: their interquartile mean
     """
-    return _estimates(_interquartile_mean, _scores(values))[0]
+    return bootstrapped(_interquartile_mean, _scores(values))[0]
 
 
 def difference(values: npt.ArrayLike, baseline: npt.ArrayLike) -> Estimate:
     """
+    Difference of two means, with Welch's interval.
+
     :param values: one value a run
     :param baseline: those of the baseline; the number of runs may differ
-    :return: difference of the means, with Welch's interval: that of a bootstrap is too narrow for the few runs there are
     """
     x, y = _scores(values).ravel(), _scores(baseline).ravel()
     value = float(x.mean() - y.mean())
@@ -126,15 +152,18 @@ def difference(values: npt.ArrayLike, baseline: npt.ArrayLike) -> Estimate:
 
 def probability_of_improvement(values: npt.ArrayLike, baseline: npt.ArrayLike) -> Estimate:
     """
+    Probability that a run is better than one of the baseline, with rliable's bootstrap interval.
+
     :param values: one value a run
     :param baseline: those of the baseline; the number of runs may differ
-    :return: probability that a run is better than one of the baseline
     """
-    return _estimates(_improvement, _scores(values), _scores(baseline))[0]
+    return bootstrapped(_improvement, _scores(values), _scores(baseline))[0]
 
 
-def verdict(difference: Estimate) -> str:
+def told(difference: Estimate) -> str:
     """
+    What the interval of a difference tells.
+
     :param difference: difference to the baseline
     :return: ``"better"``, ``"worse"``, or ``"cannot tell"`` if the interval holds zero (or there is none)
     """
@@ -143,22 +172,22 @@ def verdict(difference: Estimate) -> str:
 
 def summarise(values: Mapping[str, npt.ArrayLike]) -> list[dict[str, Any]]:
     """
+    One row a variant: mean, interquartile mean, difference to the baseline and probability of improvement over it.
+
     :param values: one value a run of each variant; the first is the baseline
-    :return: one row a variant: mean, interquartile mean, difference to the baseline and probability of improvement over it
     """
     baseline = next(iter(values.values()))
     rows = []
     for number, (name, own) in enumerate(values.items()):
         row: dict[str, Any] = {"variant": name, "seeds": int(np.size(own))}
-        mean, middle = _estimates(lambda x: (_mean(x), _interquartile_mean(x)), _scores(own))
-        row |= _columns("mean", mean) | _columns("iqm", middle)
+        row |= _columns("mean", interval(own)) | _columns("iqm", iqm(own))
         if number == 0:
             nothing = Estimate(np.nan, np.nan, np.nan)
             row |= _columns("difference", nothing) | _columns("improvement", nothing) | {"verdict": "baseline"}
         else:
             apart = difference(own, baseline)
             row |= _columns("difference", apart) | _columns("improvement", probability_of_improvement(own, baseline))
-            row["verdict"] = verdict(apart)
+            row["verdict"] = told(apart)
         rows.append(row)
     return rows
 
@@ -178,10 +207,6 @@ def _scores(values: npt.ArrayLike) -> Array:
 # For one task these are rliable's metrics (a test compares them), whose scipy functions take seconds for all resamples.
 
 
-def _mean(x: Array) -> Any:
-    return x.mean()
-
-
 def _interquartile_mean(x: Array) -> Any:
     cut = len(x) // 4
     return np.sort(x, axis=None)[cut : len(x) - cut].mean()
@@ -191,11 +216,12 @@ def _improvement(x: Array, y: Array) -> Any:
     return np.mean((x > y.T) + 0.5 * (x == y.T))
 
 
-def _estimates(func: Callable[..., Any], *scores: Array) -> list[Estimate]:
+def bootstrapped(func: Callable[..., Any], *scores: Array) -> list[Estimate]:
     """
+    Figures of scores, with rliable's intervals.
+
     :param func: takes scores, gives one figure or several
     :param scores: of one variant, or of two that are resampled independently
-    :return: the figures with rliable's intervals
     """
 
     def figures(*x: Array) -> Array:

@@ -1,42 +1,20 @@
-"""What a training run of a comparison is, and what it leaves: a folder with its result, or a checkpoint to go on from."""
+"""What a run is: a training run of RL Zoo's kind, or a function of ours with plain arguments. Both have a name and steps."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-import os
-import pickle
 import re
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from sb3_avgcorr.runs.files import digest
 
-RESULT, CHECKPOINT, LOG, PROGRESS, LOCK = "result.json", "checkpoint.bin", "log.txt", "progress", "lock"
-
-CHECKPOINT_KEYS = {"model", "reset_by_load", "actions", "log", "settings", "random"}
-
-#: discount factors with which every run's returns are written down beside the algorithm's own, so that runs whose γ differ can
-#: be compared: those of the paper's Appendix H
-GAMMAS = (0.99, 0.993, 0.995)
-
-
-def discounted_column(gamma: float) -> str:
-    """
-    :param gamma: one of ``GAMMAS``
-    :return: name of the column with the returns that it discounts
-    """
-    return f"discounted_{gamma:g}"
-
-
-COLUMNS = ("step", "return", "discounted", "length", *map(discounted_column, GAMMAS))
+#: wrappers that end episodes for the sake of training; evaluation is on the task without them
+FOR_TRAINING = ("GeometricTermination",)
 
 
 @dataclass(frozen=True)
@@ -52,8 +30,9 @@ class Job:
     :param paper: take the settings of the paper's file (``hyperparams/paper``)
     :param hyperparams: hyperparameters that differ from the file's entry, as RL Zoo's ``-params``
     :param env_kwargs: arguments of the environment
-    :param eval_episodes: after training, episodes of the final policy (its actions drawn, as in training) in the environment
-        without :class:`~sb3_avgcorr.envs.wrappers.GeometricTermination`
+    :param eval_episodes: after training, episodes of the final policy (its actions drawn, as in training)
+    :param eval_without: names of environment wrappers that only training has
+    :param probe: dotted name of a function that takes the trained model and returns figures by name, kept in the result
     """
 
     algo: str
@@ -65,17 +44,16 @@ class Job:
     hyperparams: Mapping[str, Any] = field(default_factory=dict)
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     eval_episodes: int = 0
+    eval_without: tuple[str, ...] = FOR_TRAINING
+    probe: str = ""
 
     def __post_init__(self) -> None:
         if not self.label:
             object.__setattr__(self, "label", self.algo)
         for name in ("hyperparams", "env_kwargs"):
             object.__setattr__(self, name, copy.deepcopy(dict(getattr(self, name))))
-        for name, least in (("steps", 1), ("seed", 0), ("eval_episodes", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number, at least {least}")
-            object.__setattr__(self, name, int(value))
+        object.__setattr__(self, "eval_without", tuple(self.eval_without))
+        _check_numbers(self, steps=1, seed=0, eval_episodes=0)
 
     def __hash__(self) -> int:
         return hash((self.name, self.label))
@@ -90,229 +68,86 @@ class Job:
         """Name of the run's folder: readable, and different for runs that differ in anything but their label."""
         return f"{_file_safe(self.algo)}-{_file_safe(self.env_id)}-{self.seed}-{digest(self.description())[:12]}"
 
+    @property
+    def title(self) -> str:
+        """What the run is, for messages."""
+        return f"{self.label} on {self.env}, seed {self.seed}"
+
     def description(self) -> dict[str, Any]:
         """
+        Everything that tells this run from another.
+
         :return: every field but the label, ready for JSON
         """
         fields = asdict(self)
         del fields["label"]
-        described: dict[str, Any] = json.loads(json.dumps(fields, sort_keys=True, default=describe))
-        return described
+        # Younger than the first runs, whose folders must keep their names.
+        for name, default in (("eval_without", FOR_TRAINING), ("probe", "")):
+            if fields[name] == default:
+                del fields[name]
+        return plain(fields)
 
 
 @dataclass(frozen=True)
-class Episodes:
+class FunctionJob:
     """
-    Finished episodes in the order of their ends, one entry each.
+    One run of a function of ours, which takes ``seed``, ``steps``, ``tell`` (to be called with the steps done so far) and
+    ``kwargs``, and returns lists of numbers or text by name.
 
-    :param step: environment steps of the run at the episode's end
-    :param returns: undiscounted return, of rewards before any normalisation
-    :param discounted: return from the episode's start, discounted with the algorithm's γ
-    :param length: number of steps
-    :param discounted_at: the same for each of ``GAMMAS``
-    """
-
-    step: npt.NDArray[np.int64]
-    returns: Array
-    discounted: Array
-    length: npt.NDArray[np.int64]
-    discounted_at: Mapping[float, Array] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-
-@dataclass(frozen=True)
-class Result:
-    """
-    What a run left.
-
-    :param job: the run
-    :param gamma: the algorithm's γ
-    :param episodes: episodes of training
-    :param evaluation: episodes afterwards (``eval_episodes``); empty if none were asked for
-    :param settings: hyperparameters, as RL Zoo records them
-    :param parameters: digest of all parameters at the end
-    :param open: episodes that were not over at the end of training, as far as they came
+    :param function: dotted name of the function
+    :param seed: seed of everything
+    :param steps: steps of the run, by which its progress is measured
+    :param label: the variant's name in tables
+    :param kwargs: further arguments, plain values
     """
 
-    job: Job
-    gamma: float
-    episodes: Episodes
-    evaluation: Episodes
-    settings: Mapping[str, Any]
-    parameters: str
-    open: Episodes = field(default_factory=lambda: _episodes({key: [] for key in COLUMNS}))
+    function: str
+    seed: int
+    steps: int
+    label: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_open_episodes(self) -> Result:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kwargs", copy.deepcopy(dict(self.kwargs)))
+        _check_numbers(self, steps=1, seed=0)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.label))
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder: readable, and different for runs that differ in anything but their label."""
+        short = ".".join(self.function.rsplit(".", 2)[-2:])
+        return f"{_file_safe(short)}-{self.seed}-{digest(self.description())[:12]}"
+
+    @property
+    def title(self) -> str:
+        """What the run is, for messages."""
+        return f"{self.label}, seed {self.seed}"
+
+    def description(self) -> dict[str, Any]:
         """
-        :return: the same, with the open episodes counted as if they had ended with the run
+        Everything that tells this run from another.
+
+        :return: every field but the label, ready for JSON
         """
-        ended, still = self.episodes, self.open
-        joined = Episodes(
-            np.concatenate((ended.step, still.step)),
-            np.concatenate((ended.returns, still.returns)),
-            np.concatenate((ended.discounted, still.discounted)),
-            np.concatenate((ended.length, still.length)),
-            {gamma: np.concatenate((ended.discounted_at[gamma], still.discounted_at[gamma])) for gamma in GAMMAS},
-        )
-        return replace(self, episodes=joined)
+        fields = asdict(self)
+        del fields["label"]
+        return plain(fields)
 
 
-def read_result(job: Job, folder: Path | str) -> Result | None:
+AnyJob = Job | FunctionJob
+
+
+def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
-    :param job: a run
-    :param folder: where runs are
-    :return: its result; None if there is none yet
+    Fields of a job as JSON has them.
+
+    :param fields: plain values, classes, numbers and arrays of numpy
+    :return: plain values alone
     """
-    path = Path(folder) / job.name / RESULT
-    if not path.exists():
-        return None
-    return parse_result(job, read_document(path))
-
-
-def parse_result(job: Job, document: Mapping[str, Any]) -> Result:
-    """
-    :param job: a run
-    :param document: what its result file holds
-    :return: the result
-    """
-    return Result(
-        job=job,
-        gamma=document["gamma"],
-        episodes=_episodes(document["episodes"]),
-        evaluation=_episodes(document["evaluation"]),
-        settings=document["settings"],
-        parameters=document["parameters"],
-        open=_episodes(document.get("open") or {key: [] for key in COLUMNS}),  # not kept by the first versions
-    )
-
-
-def set_aside_corrupt(home: Path) -> list[str]:
-    """
-    Rename files of a run that are corrupt or half-written, so that they are made again.
-
-    :param home: the run's folder
-    :return: what was found, in words
-    """
-    notes = []
-    for name, read in ((RESULT, _check_result), (CHECKPOINT, read_checkpoint)):
-        path = home / name
-        if path.exists():
-            try:
-                read(path)
-            except FileNotFoundError:  # another runner, which is at the run, has put it away
-                continue
-            except ValueError as error:
-                with suppress(FileNotFoundError):
-                    notes.append(f"{error}; set aside as {rename_aside(path, 'corrupt')}, and made again")
-    return notes
-
-
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """
-    Write a JSON file, all or nothing, with a digest of itself.
-
-    :param path: the file
-    :param document: what it is to hold
-    """
-    write_bytes(path, (json.dumps({"sha256": digest(document), **document}, sort_keys=True) + "\n").encode())
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """
-    :param path: a file of :func:`write_document`
-    :return: what it holds; a ValueError names a file that is not as it was written
-    """
-    try:
-        document = json.loads(path.read_bytes())
-        sound = document.pop("sha256") == digest(document)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is corrupt ({type(error).__name__}: {error})") from error
-    if not sound:
-        raise ValueError(f"{path} is corrupt (it does not match its own digest)")
-    return dict(document)
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """
-    :param path: a checkpoint
-    :return: what it holds; a ValueError names a file that is not as it was written
-    """
-    content = path.read_bytes()
-    if content[:32] != hashlib.sha256(content[32:]).digest():
-        raise ValueError(f"{path} is corrupt (it does not match its own digest)")
-    try:
-        checkpoint: dict[str, Any] = pickle.loads(content[32:])
-        missing = CHECKPOINT_KEYS - checkpoint.keys()
-    except Exception as error:  # unpickling another version's classes may fail in any way
-        raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
-    if missing:
-        raise ValueError(f"{path} cannot be used (it lacks {', '.join(sorted(missing))})")
-    return checkpoint
-
-
-def _episodes(columns: Mapping[str, list[float]]) -> Episodes:
-    step, returns, discounted, length = (columns[name] for name in ("step", "return", "discounted", "length"))
-    return Episodes(
-        np.asarray(step, dtype=np.int64),
-        np.asarray(returns, dtype=np.float64),
-        np.asarray(discounted, dtype=np.float64),
-        np.asarray(length, dtype=np.int64),
-        {gamma: np.asarray(columns[discounted_column(gamma)], dtype=np.float64) for gamma in GAMMAS},
-    )
-
-
-def _check_result(path: Path) -> None:
-    document = read_document(path)
-    missing = {"job", "gamma", "settings", "parameters", "episodes", "evaluation"} - document.keys()
-    if missing:
-        raise ValueError(f"{path} is corrupt (it lacks {', '.join(sorted(missing))})")
-    for name in {"episodes", "evaluation", "open"} & document.keys():
-        try:
-            _episodes(document[name])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} cannot be used ({name}: {type(error).__name__} {error})") from error
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """
-    Write a file so that a process that dies in between leaves the old one.
-
-    :param path: the file
-    :param content: what it is to hold
-    """
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def rename_aside(path: Path, why: str) -> str:
-    """
-    :param path: a file, which is renamed to the first free ``name.why-N``
-    :param why: the reason, in a word
-    :return: the new name
-    """
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{why}-{number}")).exists():
-        number += 1
-    os.replace(path, aside)
-    return aside.name
-
-
-def digest(content: Any) -> str:
-    """
-    :param content: something for JSON
-    :return: its digest
-    """
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _file_safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._]+", "_", name)
+    described: dict[str, Any] = json.loads(json.dumps(dict(fields), sort_keys=True, default=describe))
+    return described
 
 
 def describe(value: Any) -> Any:
@@ -331,3 +166,15 @@ def describe(value: Any) -> Any:
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     raise ValueError(f"A job's settings must be plain values (numbers, text, lists, mappings) or classes, not {value!r}")
+
+
+def _check_numbers(job: AnyJob, **least: int) -> None:
+    for name, smallest in least.items():
+        value = getattr(job, name)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < smallest:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number, at least {smallest}")
+        object.__setattr__(job, name, int(value))
+
+
+def _file_safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "_", name)

@@ -8,59 +8,29 @@ where the broken one stood, and goes on. So checkpoints leave no trace in a run,
 
 from __future__ import annotations
 
-import argparse
-import copy
 import hashlib
 import importlib
 import io
-import json
 import os
-import pickle
 import random
-import sys
 import time
-import traceback
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
-import gymnasium as gym
 import numpy as np
-import rl_zoo3.utils
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
+from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
-from sb3_avgcorr.common.averaging import AveragingCorrection
-from sb3_avgcorr.errors import UserError, nearest
-from sb3_avgcorr.runs.jobs import (
-    CHECKPOINT,
-    GAMMAS,
-    LOCK,
-    LOG,
-    PROGRESS,
-    RESULT,
-    Job,
-    Result,
-    describe,
-    discounted_column,
-    read_checkpoint,
-    rename_aside,
-    set_aside_corrupt,
-    write_bytes,
-    write_document,
-)
-from sb3_avgcorr.zoo.algorithms import UncorrectedBAC, UncorrectedPPO
-from sb3_avgcorr.zoo.config import paper_config
-from sb3_avgcorr.zoo.manager import ExperimentManager
-from sb3_avgcorr.zoo.registry import register
-from sb3_avgcorr.zoo.signals import StopSignals
+from sb3_avgcorr.runs.files import CHECKPOINT, PROGRESS, read_checkpoint, rename_aside, write_checkpoint
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.manager import JobManager, check_job, plain_settings
+from sb3_avgcorr.runs.results import GAMMAS, discounted_column
 
 #: seconds between checkpoints; the environment variable is there for tests
 CHECKPOINT_SECONDS = "SB3_AVGCORR_CHECKPOINT_SECONDS"
@@ -68,162 +38,6 @@ DEFAULT_CHECKPOINT_SECONDS = 20.0
 
 #: attributes of a model that its set-up makes anew when it is loaded
 RESET_BY_LOAD = ("_last_lstm_states", "_correction_rng")
-
-
-class Locked(Exception):
-    """Another process is at this job."""
-
-
-def check_job(job: Job) -> None:
-    """
-    Raise a UserError if the algorithm, the environment or the paper's settings do not exist. Makes everything known that a
-    run needs.
-
-    :param job: a run
-    """
-    register()
-    # The same algorithms, which also know the paper's schedule and the fast path.
-    rl_zoo3.utils.ALGOS.update(ppo=UncorrectedPPO, bac=UncorrectedBAC)
-    module, colon, env_id = job.env.rpartition(":")
-    known = rl_zoo3.utils.ALGOS.keys() - {"ars"}  # which tells callbacks nothing of its episodes
-    if job.algo not in known:
-        raise UserError(f"There is no algorithm {job.algo!r}; {nearest(job.algo, known)}")
-    if colon:
-        try:
-            importlib.import_module(module)
-        except (ImportError, ValueError, TypeError) as error:  # the latter two: not the name of a package
-            message = f"The package {module!r}, which should register environments, cannot be imported: {error}"
-            raise UserError(message) from error
-    if env_id not in gym.registry:
-        raise UserError(f"There is no environment {env_id!r}; {nearest(env_id, gym.registry)}")
-    if job.paper:
-        paper_config(job.algo)
-
-
-def settings_of(job: Job) -> dict[str, Any]:
-    """
-    :param job: a run
-    :return: its hyperparameters: the entry of the file with the job's own put in, as RL Zoo reads them
-    """
-    check_job(job)
-    with redirect_stdout(io.StringIO()):
-        try:
-            return JobManager(job, Path()).read_hyperparameters()[0]
-        except ValueError as error:
-            raise UserError(" ".join(str(error).split())) from error
-
-
-def changed_settings(result: Result) -> list[str]:
-    """
-    :param result: a result that was made earlier
-    :return: names of hyperparameters that the files would have otherwise now
-    """
-    now, then = _plain(settings_of(result.job)), result.settings
-    # the number of steps is the job's own
-    return sorted(name for name in now.keys() | then.keys() if name != "n_timesteps" and now.get(name) != then.get(name))
-
-
-def run_job(job: Job, folder: Path | str, *, wait: bool = False) -> None:
-    """
-    Train, or go on from the last checkpoint, in this process; leaves ``result.json`` in the run's folder. Does nothing if it
-    is there already.
-
-    :param job: the run
-    :param folder: where runs are; the run has a folder of its own in it
-    :param wait: wait for another process that is at the same job, instead of raising :class:`Locked`
-    """
-    home = Path(folder) / job.name
-    home.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(home / LOCK)  # the kernel releases it when the process dies
-    try:
-        lock.acquire(timeout=-1 if wait else 0)
-    except filelock.Timeout:
-        raise Locked(f"Another process is at {home}") from None
-    threads = th.get_num_threads()
-    try:
-        for note in set_aside_corrupt(home):
-            print(note, file=sys.stderr)
-        if (home / RESULT).exists():
-            return
-        # Networks of this size gain nothing from threads, and sums must not depend on their number.
-        th.set_num_threads(1)
-        with (home / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
-            try:
-                document = _train(job, home)
-            except BaseException:
-                traceback.print_exc()
-                raise
-        write_document(home / RESULT, document)
-        (home / CHECKPOINT).unlink(missing_ok=True)
-    finally:
-        th.set_num_threads(threads)
-        lock.release()
-
-
-class NoSignals(StopSignals):
-    """In a comparison the runner ends runs, and a checkpoint is never far: signals keep their meaning."""
-
-    def install(self) -> None:
-        return
-
-
-class JobManager(ExperimentManager):
-    """
-    RL Zoo's manager for one run of a comparison: the same settings, environments and model, and nothing written.
-
-    :param job: the run
-    :param home: its folder
-    """
-
-    def __init__(self, job: Job, home: Path) -> None:
-        super().__init__(
-            argparse.Namespace(),
-            job.algo,
-            job.env_id,
-            str(home),
-            n_timesteps=job.steps,
-            eval_freq=-1,
-            hyperparams=copy.deepcopy(dict(job.hyperparams)),
-            env_kwargs=copy.deepcopy(dict(job.env_kwargs)),
-            seed=job.seed,
-            verbose=0,
-            device="cpu",
-            config=str(paper_config(job.algo)) if job.paper else None,
-        )
-        self._signals = NoSignals()
-        self.settings: dict[str, Any] = {}
-
-    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        hyperparams, saved = super().read_hyperparameters()
-        if issubclass(rl_zoo3.utils.ALGOS[self.algo], AveragingCorrection):
-            # Corrected or not, all variants are trained by the same loop, in the least time.
-            for settings in (hyperparams, saved):
-                settings.setdefault("fast", "always")
-        self.settings = copy.deepcopy(dict(saved))  # RL Zoo changes parts of it later
-        return hyperparams, saved
-
-    def create_log_folder(self) -> None:
-        return
-
-    def create_callbacks(self) -> None:
-        return
-
-    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        return
-
-    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
-        return super().create_envs(n_envs, eval_env, no_log=True)
-
-    def evaluation_env(self) -> VecEnv:
-        """
-        :return: one environment as in training, but episodes end only where the task ends them
-        """
-        wrappers = self.settings.get("env_wrapper") or []
-        wrappers = wrappers if isinstance(wrappers, list) else [wrappers]
-        kept = [wrapper for wrapper in wrappers if "GeometricTermination" not in str(_wrapper_name(wrapper))]
-        self.env_wrapper = rl_zoo3.utils.get_wrapper_class({"env_wrapper": kept}) if kept else None
-        self.eval_env_kwargs = self.env_kwargs  # RL Zoo does not take them over from the file's entry
-        return self.create_envs(1, eval_env=True)
 
 
 class EpisodeLog:
@@ -243,6 +57,8 @@ class EpisodeLog:
 
     def add(self, rewards: np.ndarray, dones: np.ndarray, step: int) -> None:
         """
+        Take a step of every environment.
+
         :param rewards: of each environment, before any normalisation
         :param dones: whether its episode ended
         :param step: environment steps of the run so far
@@ -260,8 +76,10 @@ class EpisodeLog:
 
     def open_episodes(self, step: int) -> dict[str, list[float]]:
         """
+        The episodes that are not over, as far as they have come.
+
         :param step: environment steps of the run so far
-        :return: columns of the episodes that are not over
+        :return: their columns
         """
         begun = np.flatnonzero(self._open["length"])
         return {"step": [step] * len(begun), **{name: values[begun].tolist() for name, values in self._open.items()}}
@@ -289,6 +107,8 @@ class Recorder(BaseCallback):
 
     def resume(self, model: BaseAlgorithm, checkpoint: Mapping[str, Any]) -> BaseAlgorithm | None:
         """
+        Go on from a checkpoint, with environments that are given the same actions again.
+
         :param model: the model as it is before training, with its environments
         :param checkpoint: what :meth:`save` saved
         :return: the model to go on with; None if the environments did not come to where they were, or the settings are others
@@ -326,8 +146,7 @@ class Recorder(BaseCallback):
             "settings": self.settings,
             "random": self._random_state(),
         }
-        content = pickle.dumps(checkpoint)
-        write_bytes(self.home / CHECKPOINT, hashlib.sha256(content).digest() + content)
+        write_checkpoint(self.home / CHECKPOINT, checkpoint)
 
     def _random_state(self) -> dict[str, Any]:
         noise = getattr(self.model.policy, "action_dist", None)
@@ -365,10 +184,13 @@ class Recorder(BaseCallback):
         return True
 
 
-def _train(job: Job, home: Path) -> dict[str, Any]:
+def train(job: Job, home: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """
+    Train, or go on from the last checkpoint.
+
     :param job: the run
     :param home: its folder, locked by us
+    :param say: takes a line for the run's log
     :return: what the result file is to hold
     """
     check_job(job)
@@ -377,17 +199,17 @@ def _train(job: Job, home: Path) -> dict[str, Any]:
     assert made is not None
     model = made[0]
     gamma = getattr(model, "gamma", 1.0)
-    settings = _plain(manager.settings)
+    settings = plain_settings(manager.settings)
     recorder = Recorder(home, EpisodeLog(model.n_envs, gamma), settings)
     path = home / CHECKPOINT
     resumed = recorder.resume(model, read_checkpoint(path)) if path.exists() else None
     if resumed is not None:
         model = resumed
-        print(f"Going on from step {model.num_timesteps}.", flush=True)
+        say(f"Going on from step {model.num_timesteps}.")
     elif path.exists():
         aside = rename_aside(path, "not-used")
-        print(f"The settings have changed, or the environment did not repeat itself: beginning again ({aside}).", flush=True)
-        return _train(job, home)
+        say(f"The settings have changed, or the environment did not repeat itself: beginning again ({aside}).")
+        return train(job, home, say)
     model.learn(
         job.steps - (0 if resumed is None else resumed.num_timesteps),
         callback=[*manager.callbacks, recorder],
@@ -398,25 +220,32 @@ def _train(job: Job, home: Path) -> dict[str, Any]:
         "job": job.description(),
         "gamma": gamma,
         "settings": settings,
-        "parameters": _parameters_digest(model),
+        "parameters": parameters_digest(model),
         "episodes": recorder.log.columns,
         "open": recorder.log.open_episodes(job.steps),
         "evaluation": _evaluate(model, manager, job, gamma),
     }
+    if job.probe:
+        document["probe"] = named(job.probe)(model)
     _save_model(model, home)
     assert model.env is not None
     model.env.close()
     return document
 
 
+def named(function: str) -> Callable[..., Any]:
+    """
+    Find a function by its dotted name.
+
+    :param function: the name
+    """
+    module, _, name = function.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def _evaluate(model: BaseAlgorithm, manager: JobManager, job: Job, gamma: float) -> dict[str, list[float]]:
-    """
-    :param model: the trained model
-    :param manager: what made its environments
-    :param job: the run
-    :param gamma: discount factor
-    :return: episodes of the final policy
-    """
+    """Episodes of the final policy on the task itself."""
     log = EpisodeLog(1, gamma)
     if job.eval_episodes == 0:
         return log.columns
@@ -445,7 +274,12 @@ def _save_model(model: BaseAlgorithm, home: Path) -> None:
         normalised.save(str(home / "vecnormalize.pkl"))
 
 
-def _parameters_digest(model: BaseAlgorithm) -> str:
+def parameters_digest(model: BaseAlgorithm) -> str:
+    """
+    Digest of all parameters of a model and of its optimisers' state.
+
+    :param model: the model
+    """
     digest = hashlib.sha256()
     parameters = model.get_parameters()
     for name in sorted(parameters):
@@ -460,20 +294,3 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     return np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f")
-
-
-def _wrapper_name(wrapper: Any) -> Any:
-    return next(iter(wrapper)) if isinstance(wrapper, dict) else wrapper
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON holds them."""
-
-    def described(value: Any) -> Any:
-        try:
-            return describe(value)
-        except ValueError:
-            return str(value)
-
-    plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=described, sort_keys=True))
-    return plain

@@ -2,24 +2,27 @@
 Where the correction changes the goal: return against the strength of the mismatch, every variant with the same settings.
 
 The tasks are of the long-tail kind (:mod:`sb3_avgcorr.envs.long_tail`): a few early steps, and a tail that pulls what actor
-parameters share the other way, while critic and correction see what the actor does not. Beside PPO and the two corrections
-there is the obvious alternative: PPO on episodes that end with probability 1-γ after each step. All are evaluated on the task
-itself, after training, with actions drawn as in training.
+parameters share the other way, while critic and correction see what the actor does not. Beside PPO and the corrections
+there are two rivals for whoever may reset at will: PPO on episodes that end with probability 1-γ after each step
+(geometric), and the averaging correction on episodes that are cut, and bootstrapped, after 3/(1-γ) steps (cut). All are
+evaluated on the task itself, after training, with actions drawn as in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from sb3_avgcorr.paper.claims import command_of, judge, only
-from sb3_avgcorr.paper.training import Expectation
-from sb3_avgcorr.reporting.figures import curves, interval, shown
-from sb3_avgcorr.runs.jobs import Job
-from sb3_avgcorr.runs.runner import run_jobs
+from sb3_avgcorr.reporting.claims import Claim, Relation, judge
+from sb3_avgcorr.reporting.figures import curves
+from sb3_avgcorr.reporting.findings import Findings, Picture, Section, Table
+from sb3_avgcorr.reporting.statistics import interval
+from sb3_avgcorr.runs.jobs import FOR_TRAINING, Job
+from sb3_avgcorr.runs.runner import Outcome
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
 #: task -> strengths of the mismatch
@@ -28,27 +31,60 @@ TASKS: dict[str, tuple[float, ...]] = {
     "avgcorr/LongTailContinuous-v0": (0.0, 0.1, 0.2, 0.5),
     "avgcorr/LongTailReacher-v0": (0.0, 0.5, 1.0),
 }
-VARIANTS = ("biased", "power", "averaging", "geometric")
+#: variant -> settings of the correction
+VARIANTS: dict[str, dict[str, Any]] = {
+    "none": {"correction": None},
+    "power": {"correction": "power", "correction_strength": 1.0},
+    "averaging": {"correction": "averaging", "correction_strength": 1.0},
+    "auto": {"correction": "averaging", "correction_strength": "auto"},
+    "geometric": {"correction": None},
+    "cut": {"correction": "averaging", "correction_strength": 1.0},
+}
 EPISODES = 50
 #: the tasks were made while looking at seeds 0 and 1
 FIRST_SEED = 10
-MEASURES = ("discounted", "return")
-EXPECTATIONS = {
+MEASURES = {"discounted": "discounted return", "return": "undiscounted return"}
+#: claims of the discounted return, where nothing pulls the other way and where something does
+EXPECTATIONS: dict[bool, tuple[tuple[str, str, Relation, str], ...]] = {
     False: (
-        Expectation("averaging is as good as PPO where nothing pulls the other way", "averaging", "as good as", "biased"),
-        Expectation("power is as good as PPO where nothing pulls the other way", "power", "as good as", "biased"),
+        ("auto is not told worse than PPO where nothing pulls the other way", "auto", "not told worse than", "none"),
+        ("averaging is as good as PPO where nothing pulls the other way", "averaging", "as good as", "none"),
+        ("power is as good as PPO where nothing pulls the other way", "power", "as good as", "none"),
     ),
     True: (
-        Expectation("averaging has the higher discounted return than PPO", "averaging", "better than", "biased"),
-        Expectation("power has the higher discounted return than PPO", "power", "better than", "biased"),
-        Expectation("geometric resets have the higher discounted return than PPO", "geometric", "better than", "biased"),
-        Expectation("averaging is as good as geometric resets", "averaging", "as good as", "geometric"),
+        ("averaging has the higher discounted return than PPO", "averaging", "better than", "none"),
+        ("auto is not told worse than averaging", "auto", "not told worse than", "averaging"),
+        ("power has the higher discounted return than PPO", "power", "better than", "none"),
+        ("geometric resets have the higher discounted return than PPO", "geometric", "better than", "none"),
+        ("averaging is as good as geometric resets", "averaging", "as good as", "geometric"),
+        ("averaging on cut episodes has the higher discounted return than averaging", "cut", "better than", "averaging"),
+        ("averaging on cut episodes is as good as geometric resets", "cut", "as good as", "geometric"),
     ),
 }
 
 
+def rival(variant: str, gamma: float) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """
+    How a variant of ``VARIANTS`` is trained.
+
+    :param variant: the variant
+    :param gamma: discount factor of the task's settings
+    :return: hyperparameters, and the names of the wrappers that only training has
+    """
+    hyperparams = dict(VARIANTS[variant])
+    if variant == "geometric":
+        hyperparams["env_wrapper"] = [{"sb3_avgcorr.envs.wrappers.GeometricTermination": {"gamma": gamma}}]
+    if variant == "cut":
+        limit = round(3.0 / (1.0 - gamma))
+        hyperparams["env_wrapper"] = [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": limit}}]
+        return hyperparams, ("TimeLimit",)
+    return hyperparams, FOR_TRAINING
+
+
 def job_of(env: str, strength: float, variant: str, seed: int, steps: int | None = None) -> Job:
     """
+    One run.
+
     :param env: id of the task
     :param strength: strength of the mismatch
     :param variant: one of ``VARIANTS``
@@ -56,12 +92,7 @@ def job_of(env: str, strength: float, variant: str, seed: int, steps: int | None
     :param steps: environment steps, if not those of the task's settings
     """
     entry = read_yaml(hyperparams_folder() / "averaging_ppo.yml")[env]
-    hyperparams: dict[str, Any] = {}
-    if variant != "averaging":
-        hyperparams["correction"] = "power" if variant == "power" else None
-    if variant == "geometric":
-        wrapper = "sb3_avgcorr.envs.wrappers.GeometricTermination"
-        hyperparams["env_wrapper"] = [{wrapper: {"gamma": entry["gamma"]}}]
+    hyperparams, without = rival(variant, entry["gamma"])
     return Job(
         "averaging_ppo",
         env,
@@ -71,97 +102,85 @@ def job_of(env: str, strength: float, variant: str, seed: int, steps: int | None
         hyperparams=hyperparams,
         env_kwargs={"strength": strength},
         eval_episodes=EPISODES,
+        eval_without=without,
     )
 
 
-def run(
-    out: Path | str,
-    *,
-    full: bool = False,
-    seeds: int | None = None,
-    steps: int | None = None,
-    runs: Path | None = None,
-    workers: int | None = None,
-    ray: str | None = None,
-    envs: Sequence[str] | None = None,
-    tasks: dict[str, tuple[float, ...]] | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LongTail(Experiment):
     """
-    :param out: directory for ``long-tail.csv``, ``.md`` and the figures
-    :param full: 10 seeds
-    :param seeds: number of seeds, if not the size's own
-    :param steps: environment steps, if not those of the tasks' settings
-    :param runs: where runs are kept; default: ``out/runs``
-    :param workers: processes at a time
-    :param ray: address of a Ray cluster; ``""``: one of this machine
-    :param envs: only these tasks
-    :param tasks: task -> strengths, if not ``TASKS``
-    :return: claims with their verdicts, the report and what failed
+    Return against the strength of the mismatch.
+
+    :param tasks: task -> strengths
     """
-    out, tasks = Path(out), only(TASKS if tasks is None else tasks, envs)
-    out.mkdir(parents=True, exist_ok=True)
-    n_seeds = seeds or (10 if full else 3)
-    jobs = {
-        (env, strength, variant, seed): job_of(env, strength, variant, seed, steps)
-        for seed in range(FIRST_SEED, FIRST_SEED + n_seeds)
-        for env, strengths in tasks.items()
-        for strength in strengths
-        for variant in VARIANTS
-    }
-    outcome = run_jobs(list(jobs.values()), runs or out / "runs", workers=workers, ray=ray)
-    rows = []
-    for (env, strength, variant, seed), job in jobs.items():
-        if job in outcome.results:
-            episodes = outcome.results[job].evaluation
-            means = {"discounted": episodes.discounted.mean(), "return": episodes.returns.mean()}
-            rows.append({"task": env, "strength": strength, "variant": variant, "seed": seed, "steps": job.steps, **means})
-    failed = [f"{job.label} on {job.env}, seed {job.seed}: {why}" for job, why in outcome.failed.items()]
-    if not rows:
-        return {"experiment": "long-tail", "claims": [], "report": "No run was finished.", "failed": failed}
-    frame = pd.DataFrame(rows)
-    frame.to_csv(out / "long-tail.csv", index=False, float_format="%.6g")
-    command = command_of("long-tail", full=full, seeds=seeds, steps=steps, envs=envs)
-    lines = [
-        "# Where it matters: return against the strength of the mismatch",
-        "",
-        f"{n_seeds} seeds; equal settings (`hyperparams/averaging_ppo.yml`); the mean of {EPISODES} episodes after training, "
-        "in the task itself also for the agent trained with geometric resets. The corrected gradient climbs the discounted "
-        "return; the undiscounted one, which the tail dominates, is what it may cost. Bands: 95 % bootstrap intervals.",
-        "",
-        f"Made by `{command}`; every figure is in `long-tail.csv`.",
-        "",
-    ]
-    for measure in MEASURES:
-        image = f"long-tail-{measure}.png"
-        figure = curves(frame, x="strength", y=measure, line="variant", panel="task", share_y=False)
-        figure.savefig(out / image, dpi=110)
-        lines += [f"![{measure} against strength]({image})", ""]
-    claims = _claims(frame, tasks)
-    lines += ["| claim | task | difference (95 % Welch interval) | this run |", "|---|---|---|---|"]
-    for claim in claims:
-        lines.append(f"| {claim['claim']} | {claim['task']} | {shown(*claim['difference'])} | {claim['verdict']} |")
-    lines += ["", "| task | strength | variant | discounted | undiscounted |", "|---|---|---|---|---|"]
-    for place, part in frame.groupby(["task", "strength", "variant"], sort=False):
-        cells = [shown(*interval(part[measure])) for measure in MEASURES]
-        lines.append(f"| {' | '.join(map(str, place))} | {cells[0]} | {cells[1]} |")
-    lines += ["", *(f"Failed: {line}" for line in failed)]
-    report = "\n".join(lines).rstrip() + "\n"
-    (out / "long-tail.md").write_text(report, encoding="utf-8")
-    return {"experiment": "long-tail", "claims": claims, "report": report, "failed": failed}
 
+    tasks: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: TASKS)
+    name: str = "long-tail"
+    where: str = "ours"
+    purpose: str = "tasks where the correction changes the goal, equal settings"
 
-def _claims(frame: pd.DataFrame, tasks: dict[str, tuple[float, ...]]) -> list[dict[str, Any]]:
-    """By the discounted return, without a mismatch and at its largest strength."""
-    claims = []
-    for env, strengths in tasks.items():
-        for strength in dict.fromkeys((min(strengths), max(strengths))):
-            part = frame[(frame["task"] == env) & (frame["strength"] == strength)]
-            values = {
-                variant: part.loc[part["variant"] == variant, "discounted"].to_numpy(dtype=float) for variant in VARIANTS
+    @property
+    def envs(self) -> tuple[str, ...]:
+        return tuple(self.tasks)
+
+    def plan(self, size: Size) -> Plan:
+        seeds = range(FIRST_SEED, FIRST_SEED + (size.seeds or (10 if size.full else 3)))
+        return {
+            (env, strength, variant): [job_of(env, strength, variant, seed, size.steps) for seed in seeds]
+            for env, strengths in size.only(self.tasks).items()
+            for strength in strengths
+            for variant in VARIANTS
+        }
+
+    def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
+        rows = [
+            {
+                **dict(zip(("task", "strength", "variant"), cell, strict=True)),
+                "seed": result.job.seed,
+                "steps": result.job.steps,
+                "discounted": result.evaluation.discounted.mean(),
+                "return": result.evaluation.returns.mean(),
             }
-            for expectation in EXPECTATIONS[strength > 0.0]:
-                if len(values[expectation.first]) and len(values[expectation.second]):
-                    verdict, ends = judge(expectation, values[expectation.first], values[expectation.second])
-                    place = f"{env}, strength {strength:g}"
-                    claims.append({"claim": expectation.text, "task": place, "verdict": verdict, "difference": ends})
+            for cell, results in results_of(plan, outcome).items()
+            for result in results
+        ]
+        frame = pd.DataFrame(rows)
+        pictures = [
+            Picture(
+                f"{self.name}-{measure}.png",
+                f"{words} against strength",
+                curves(frame, x="strength", y=measure, line="variant", panel="task", ylabel=words, share_y=False),
+            )
+            for measure, words in MEASURES.items()
+        ]
+        table = [
+            [*map(str, place), *(interval(part[measure]).text(3) for measure in MEASURES)]
+            for place, part in frame.groupby(["task", "strength", "variant"], sort=False)
+        ]
+        note = (
+            f"{frame['seed'].nunique()} seeds; equal settings (`hyperparams/averaging_ppo.yml`); the mean of {EPISODES} "
+            "episodes after training, in the task itself also for the agents trained with geometric resets (PPO) and with "
+            "episodes cut at 3/(1-γ) steps (averaging). *averaging* and *power* correct in full, *auto* as far as it pays. "
+            "The corrected gradient climbs the discounted return; the undiscounted one, which the tail dominates, is what it "
+            "may cost."
+        )
+        heading = ["task", "strength", "variant", "discounted", "undiscounted"]
+        return Findings(
+            self.name,
+            "Where it matters: return against the strength of the mismatch",
+            [note],
+            [Section(pictures=pictures, claims=_claims(frame), tables=[Table(heading, table)])],
+            {self.name: frame},
+        )
+
+
+def _claims(frame: pd.DataFrame) -> list[Claim]:
+    """By the discounted return, at every strength."""
+    claims = []
+    for (env, strength), part in frame.groupby(["task", "strength"], sort=False):
+        values = {variant: own["discounted"].to_numpy(dtype=float) for variant, own in part.groupby("variant")}
+        for text, first, relation, second in EXPECTATIONS[float(strength) > 0.0]:
+            if first in values and second in values:
+                verdict, apart = judge(relation, values[first], values[second])
+                claims.append(Claim(text, verdict, apart, f"{env}, strength {strength:g}"))
     return claims

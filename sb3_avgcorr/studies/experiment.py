@@ -1,0 +1,159 @@
+"""An experiment, and the one path that all of them take: plan, run, judge, write."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from sb3_avgcorr.errors import UserError, nearest
+from sb3_avgcorr.reporting.findings import Findings, write
+from sb3_avgcorr.runs.jobs import AnyJob
+from sb3_avgcorr.runs.results import Columns
+from sb3_avgcorr.runs.runner import Observer, Outcome, run_jobs
+
+T = TypeVar("T")
+#: the runs of each cell of an experiment, which differ by their seed alone
+Plan = Mapping[Any, Sequence[AnyJob]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """
+    How large an experiment is made.
+
+    :param full: the full size (the paper's, or ten seeds)
+    :param seeds: number of seeds, if not the size's own
+    :param steps: environment steps of a run, if not the size's own
+    :param envs: only these tasks; none: all
+    """
+
+    full: bool = False
+    seeds: int | None = None
+    steps: int | None = None
+    envs: tuple[str, ...] = ()
+
+    def command(self, name: str) -> str:
+        """
+        The command that repeats an experiment of this size.
+
+        :param name: name of the experiment
+        """
+        words = ["sb3-avgcorr reproduce", name, *(["--full"] if self.full else [])]
+        words += [f"--{key} {value}" for key, value in (("seeds", self.seeds), ("steps", self.steps)) if value is not None]
+        return " ".join([*words, *(["--envs", *self.envs] if self.envs else [])])
+
+    def only(self, tasks: Mapping[str, T]) -> dict[str, T]:
+        """
+        What belongs to the tasks that are wanted.
+
+        :param tasks: something for each task, by its id
+        :return: that of the wanted ones; a UserError names one that is not there
+        """
+        for env in self.envs:
+            if env not in tasks:
+                raise UserError(f"{env!r} (--envs) is not a task of this experiment; {nearest(env, tasks)}")
+        return {env: value for env, value in tasks.items() if not self.envs or env in self.envs}
+
+
+class Experiment(ABC):
+    """An experiment with a name: what is run, and what is made of it."""
+
+    #: name on the command line, and of its files
+    name: str
+    #: where the paper has it; ours: "ours"
+    where: str
+    #: what it shows, in a few words
+    purpose: str
+
+    @property
+    def envs(self) -> tuple[str, ...]:
+        """Ids of the tasks that ``--envs`` may choose from; none: there is no choice."""
+        return ()
+
+    @abstractmethod
+    def plan(self, size: Size) -> Plan:
+        """
+        List the runs of each cell.
+
+        :param size: how large it is made
+        """
+
+    @abstractmethod
+    def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
+        """
+        Make tables, pictures and verdicts of what was run.
+
+        :param size: how large it was made
+        :param plan: the runs of each cell
+        :param outcome: what became of them
+        """
+
+
+def conduct(
+    experiment: Experiment,
+    size: Size,
+    out: Path,
+    *,
+    runs: Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    observer: Observer | None = None,
+) -> Findings:
+    """
+    Make the runs of an experiment that are missing, judge all of them, and leave the page, the tables and the pictures.
+
+    :param experiment: the experiment
+    :param size: how large it is made
+    :param out: where the files go
+    :param runs: where runs are kept, which are never made twice; default: ``out/runs``
+    :param workers: runs at a time; default: one a core
+    :param ray: address of a Ray cluster, ``""`` for one on this machine; None: processes
+    :param observer: is told how far the work is
+    """
+    plan = experiment.plan(size)
+    jobs = list({job.name: job for group in plan.values() for job in group}.values())
+    outcome = run_jobs(jobs, runs or out / "runs", workers=workers, ray=ray, observer=observer)
+    if outcome.results:
+        findings = experiment.judge(size, plan, outcome)
+    else:
+        findings = Findings(experiment.name, experiment.name, ["No run was finished."])
+    findings.command = size.command(experiment.name)
+    for job, why in outcome.failed.items():
+        findings.failed.append(f"{job.title}: {why.strip().splitlines()[-1] if why.strip() else ''}")
+    write(findings, out)
+    return findings
+
+
+def results_of(plan: Plan, outcome: Outcome) -> dict[Any, list[Any]]:
+    """
+    The results of each cell, those that there are.
+
+    :param plan: the runs of each cell
+    :param outcome: what became of them; jobs that differ in their label only are one run
+    """
+    by_name = {job.name: result for job, result in outcome.results.items()}
+    found = {cell: [by_name[job.name] for job in jobs if job.name in by_name] for cell, jobs in plan.items()}
+    return {cell: results for cell, results in found.items() if results}
+
+
+def frame_of(plan: Plan, outcome: Outcome, columns: Sequence[str]) -> pd.DataFrame:
+    """
+    One long table of all that the functions of an experiment have measured.
+
+    :param plan: the runs of each cell, whose key gives the values of ``columns``
+    :param outcome: what became of them
+    :param columns: names for the parts of a cell's key
+    """
+    parts = []
+    for cell, results in results_of(plan, outcome).items():
+        key = cell if isinstance(cell, tuple) else (cell,)
+        for result in results:
+            assert isinstance(result, Columns)
+            named = dict(zip(columns, key, strict=True))
+            parts.append(pd.DataFrame({**named, "seed": result.job.seed, **result.columns}))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
