@@ -13,30 +13,36 @@ try:
 except ImportError as error:
     raise ImportError("The plots need matplotlib: pip install 'sb3-avgcorr[experiments]'") from error
 
+from sb3_avgcorr.diagnostics.verdict import LARGE_ANGLE, MODERATE_ANGLE
+
 if TYPE_CHECKING:
     from sb3_avgcorr.diagnostics.report import DiagnosisReport
 
-BLUE, ORANGE = "#1f6fb4", "#d9722b"
+BLUE, ORANGE, GREEN, GREY = "#1f6fb4", "#d9722b", "#4a8f3c", "#888888"
 #: distinct observations up to which states are drawn as a grid
 MAX_CELLS = 2500
+#: stretches of an episode that are drawn apart
+MAX_BINS = 40
 
 
 def _figure(columns: int = 1) -> tuple[Figure, Any]:
     # no pyplot: nothing is left behind in a process that goes on, and no screen is asked for
-    figure = Figure(figsize=(6.4 * columns if columns > 1 else 7.0, 4.2), layout="constrained")
+    figure = Figure(figsize=(4.8 * columns if columns > 1 else 7.0, 4.2), layout="constrained")
     return figure, figure.subplots(1, columns)
 
 
 def plot_steps(report: DiagnosisReport, path: str | Path) -> None:
     """
-    ĉ(s) of the samples at each step of the episode, beside γ^t itself.
+    Draw ĉ(s) of the samples at each step of the episode, beside γ^t itself.
 
     :param report: the diagnosis
     :param path: file to write
     """
     figure, axes = _figure()
-    edges = np.unique(np.quantile(report.steps, np.linspace(0.0, 1.0, 41)).astype(int))
-    edges = np.append(edges, edges[-1] + 1)
+    edges = np.unique(report.steps)
+    if len(edges) > MAX_BINS:  # as many samples in each bin
+        edges = np.unique(np.quantile(report.steps, np.linspace(0.0, 1.0, MAX_BINS + 1)[:-1]).astype(int))
+    edges = np.append(edges, report.steps.max() + 1)
     centres, bands = [], []
     for low, high in pairwise(edges):
         inside = report.weights[(report.steps >= low) & (report.steps < high)]
@@ -50,7 +56,7 @@ def plot_steps(report: DiagnosisReport, path: str | Path) -> None:
     t = np.arange(report.steps.max() + 1)
     mean_power = np.mean(np.power(report.gamma, report.steps))
     axes.plot(t, np.power(report.gamma, t) / mean_power, "--", color=ORANGE, label="γ^t / mean γ^t")
-    axes.axhline(1.0, color="#888", linewidth=0.8, label="uncorrected")
+    axes.axhline(1.0, color=GREY, linewidth=0.8, label="uncorrected")
     # γ^t may start far above every weight that the state can tell
     axes.set_ylim(0.0, 1.15 * max(float(np.max(report.weights)), 1.5))
     axes.set(xlabel="step of the episode", ylabel="weight", title=report.env)
@@ -60,7 +66,7 @@ def plot_steps(report: DiagnosisReport, path: str | Path) -> None:
 
 def plot_states(report: DiagnosisReport, path: str | Path) -> None:
     """
-    Mean weight over the cells of a grid, if the states are one, else over the first two principal components.
+    Draw the mean weight over the cells of a grid, if the states are one, else over the first two principal components.
 
     :param report: the diagnosis
     :param path: file to write
@@ -109,22 +115,42 @@ def _cells(report: DiagnosisReport) -> tuple[np.ndarray, np.ndarray, tuple[str, 
 
 def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
     """
-    Distances and the gradient's angle along a training run.
+    Draw the distances, the gradient's angle and the strength along a training run.
 
     :param history: what :class:`CorrectionDiagnosticsCallback` recorded
     :param path: file to write
     """
-    figure, (left, right) = _figure(2)
-    steps = [row["timesteps"] for row in history]
-    for axes, names in (left, ("distance", "classifier_distance", "total_variation")), (right, ("gradient_angle",)):
-        for name, colour in zip(names, (BLUE, ORANGE, "#4a8f3c"), strict=False):
-            # an angle that may be anything is no point of a line
-            known = [row[name] if row[f"{name}_high"] - row[f"{name}_low"] < 180.0 else np.nan for row in history]
-            axes.plot(steps, known, ".-", color=colour, label=name.replace("_", " "))
-            bounds = ([row[f"{name}_{end}"] for row in history] for end in ("low", "high"))
-            axes.fill_between(steps, *bounds, color=colour, alpha=0.15)
-        axes.set_xlabel("steps of training")
-        axes.set_ylim(bottom=0.0)
-        axes.legend()
-    right.set_ylabel("degrees (nothing where the gradient is lost in noise)")
+    figure, (left, middle, right) = _figure(3)
+    steps = np.array([row["timesteps"] for row in history])
+
+    def column(name: str) -> np.ndarray:
+        return np.array([row.get(name, np.nan) for row in history])
+
+    for name, colour in ("distance", BLUE), ("classifier_distance", ORANGE), ("total_variation", GREEN):
+        low, value, high = column(f"{name}_low"), column(name), column(f"{name}_high")
+        left.errorbar(steps, value, (value - low, high - value), fmt=".-", color=colour, label=name.replace("_", " "))
+    left.set(ylabel="distance of distributions", ylim=(-0.03, 1.03))
+
+    low, angle, high = column("gradient_angle_low"), column("gradient_angle"), column("gradient_angle_high")
+    lost = high - low >= 90.0
+    told = ~lost
+    if told.any():
+        bars = (angle[told] - low[told], high[told] - angle[told])
+        middle.errorbar(steps[told], angle[told], bars, fmt=".-", color=BLUE, label="gradient angle")
+    # measures that say nothing are no points of a line, but a reader must see that they were taken
+    for i, step in enumerate(steps[lost]):
+        middle.axvline(step, color=GREY, linestyle=":", label="lost in noise" if i == 0 else None)
+    top = max(1.1 * float(np.max(high[told], initial=0.0)), 1.2 * LARGE_ANGLE)
+    for threshold, name in (MODERATE_ANGLE, "moderate"), (LARGE_ANGLE, "large"):
+        middle.axhline(threshold, color=GREY, linewidth=0.8)
+        middle.annotate(name, (0.01, threshold), xycoords=("axes fraction", "data"), va="bottom", color=GREY)
+    middle.set(ylabel="degrees", ylim=(-0.03 * top, top))
+
+    right.plot(steps, column("strength"), ".-", color=ORANGE)
+    right.set(ylabel="strength that 'auto' would choose", ylim=(-0.03, 1.03))
+    for axes in left, middle, right:
+        axes.set(xlabel="steps of training", xlim=(0.0, 1.05 * steps.max()))
+        axes.locator_params(axis="x", nbins=5)
+    left.legend()
+    middle.legend()
     figure.savefig(path, dpi=120)
