@@ -171,6 +171,9 @@ class AveragingBAC(AveragingCorrection, BAC):
         super()._setup_model()
         if self.correction_learning_rate is None:
             self._correction_lr_schedule = self._critic_lr_schedule
+
+    def _set_up_estimator(self) -> None:
+        super()._set_up_estimator()
         # whether the correction's fit trains all of the critic, so that A2C's step need not do so again
         self._fits_critic = (
             self.correction_estimator is not None

@@ -64,6 +64,7 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         self.correction_estimator = None
         # t of the observation that the next rollout begins with, as SB3's _last_episode_starts
         self._last_episode_steps: np.ndarray | None = None
+        self._rollouts = 0
         super().__init__(*args, **kwargs)
 
     # Set-up
@@ -72,6 +73,10 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
     def corrects(self) -> bool:
         """Whether there is anything to correct: not with ``correction=None``, and not without discounting."""
         return self.correction is not None and self.gamma < 1.0
+
+    @property
+    def _averages(self) -> bool:
+        return self.correction == "averaging" and self.corrects
 
     def _setup_model(self) -> None:
         check_options(self)
@@ -89,21 +94,38 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         if not hasattr(self, "_correction_rng"):
             # as SB3's, reproducible for a user who seeds torch; nothing is drawn from its stream
             self._correction_rng = np.random.default_rng(th.initial_seed() if self.seed is None else self.seed)
-        averaging = self.correction == "averaging" and self.corrects
         self._critic_layers: CriticLayers | None = None
-        if averaging or self.critic_epochs > 0:
+        self._critic_fit: CriticFit | None = None
+        if self.critic_epochs > 0:
             check_critic(self.policy, self._critic_features)
-        if self.critic_epochs > 0 or (averaging and self.correction_network == "shared"):
             self._critic_layers = CriticLayers(self.policy)
-        self.correction_estimator = self._make_estimator() if averaging else None
+            self._critic_fit = CriticFit(self._critic_layers)
+        self._set_up_estimator()
         self._power = PowerWeights(self, self.gamma)
-        self._critic_fit = CriticFit(self._critic_layers) if self.critic_epochs > 0 and self._critic_layers else None
         self._strength = Strength()
-        self._rollouts = 0
         self._restore()
+        self._engine = self._make_engine()
+
+    def _set_up_estimator(self) -> None:
+        """Make what learns the correction, where it is learned."""
+        self.correction_estimator = None
+        if not self._averages:
+            return
+        check_critic(self.policy, self._critic_features)
+        if self.correction_network == "shared" and self._critic_layers is None:
+            self._critic_layers = CriticLayers(self.policy)
+        self.correction_estimator = self._make_estimator()
+
+    def _make_engine(self) -> Engine | None:
         wanted = self.fast == "always" or (self.fast and self.corrects)
-        algorithm = corrected_algorithm(type(self), AveragingCorrection)
-        self._engine: Engine | None = engine_for(self, algorithm) if wanted else None
+        return engine_for(self, corrected_algorithm(type(self), AveragingCorrection)) if wanted else None
+
+    def _follow_options(self) -> None:
+        """Check the options, which the user may have changed since the last rollout, and make what they ask for."""
+        check_options(self)
+        if self._averages != (self.correction_estimator is not None):
+            self._set_up_estimator()
+            self._engine = self._make_engine()
 
     def _make_estimator(self) -> CorrectionEstimator:
         policy, shared = self.policy, self.correction_network == "shared"
@@ -208,7 +230,7 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
     def train(self) -> None:
         """Weight the advantages of the rollout, and let the algorithm update the policy with them."""
         buffer = self.rollout_buffer
-        check_options(self)
+        self._follow_options()
         self._check_rollout()
         self._rollouts += 1
         estimator = self.correction_estimator
@@ -316,7 +338,9 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         """
         rate = self._correction_lr_schedule(self._current_progress_remaining)
         if self.correction_network == "shared":
-            estimator.fit(features, rollout.steps, rate, returns=rollout.returns, coefficients=self._loss_coefficients(rollout))
+            estimator.fit(
+                features, rollout.steps, rate, returns=rollout.returns, coefficients=self._loss_coefficients(rollout)
+            )
         else:
             estimator.fit(features, rollout.steps, rate)
         if estimator.loss is not None:

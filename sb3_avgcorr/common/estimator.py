@@ -315,9 +315,9 @@ class CorrectionEstimator:
         :return: the state
         """
         return {
-            "network": _plain(self.network.state_dict()),
-            "average": None if self.average is None else _plain(self.average.state_dict()),
-            "optimizer": _plain(self.optimizer.state_dict()),
+            "network": as_arrays(self.network.state_dict()),
+            "average": None if self.average is None else as_arrays(self.average.state_dict()),
+            "optimizer": as_arrays(self.optimizer.state_dict()),
             "rng": self.rng.bit_generator.state,
             "mean_power": [self._mean_power.sum, self._mean_power.count],
             "mean_estimate": [self._mean_estimate.sum, self._mean_estimate.count],
@@ -334,10 +334,15 @@ class CorrectionEstimator:
         try:
             if (self.average is None) != (state["average"] is None):
                 raise ValueError("only one of the two is averaged")
-            self.network.load_state_dict(_tensors(state["network"]))
+            own, given = (
+                {k: np.shape(v) for k, v in network.items()} for network in (self.network.state_dict(), state["network"])
+            )
+            if own != given:  # torch would load what fits of it
+                raise ValueError("its layers are others")
+            self.network.load_state_dict(as_tensors(state["network"]))
             if self.average is not None:
-                self.average.load_state_dict(_tensors(state["average"]))
-            self.optimizer.load_state_dict(_tensors(state["optimizer"]))
+                self.average.load_state_dict(as_tensors(state["average"]))
+            self.optimizer.load_state_dict(as_tensors(state["optimizer"]))
         except (KeyError, RuntimeError, ValueError) as error:
             raise ValueError(f"The state is of another correction: {error}") from error
         self.rng.bit_generator.state = state["rng"]
@@ -390,19 +395,29 @@ class PowerWeights:
         self._mean_power.sum, self._mean_power.count = state["mean_power"]
 
 
-def _plain(value: Any) -> Any:
-    """Tensors as arrays, at any depth."""
+def as_arrays(value: Any) -> Any:
+    """
+    Turn tensors into arrays, for a file that needs no torch class to be read.
+
+    :param value: a tensor, or containers of tensors and plain values
+    :return: the same with arrays
+    """
     if isinstance(value, th.Tensor):
         return value.detach().cpu().numpy().copy()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: as_arrays(item) for key, item in value.items()}
+    return [as_arrays(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _tensors(value: Any) -> Any:
-    """Arrays as tensors, at any depth."""
+def as_tensors(value: Any) -> Any:
+    """
+    Undo :func:`as_arrays`.
+
+    :param value: an array, or containers of arrays and plain values
+    :return: the same with tensors
+    """
     if isinstance(value, np.ndarray):
         return th.from_numpy(value.copy())
     if isinstance(value, Mapping):
-        return {key: _tensors(item) for key, item in value.items()}
-    return [_tensors(item) for item in value] if isinstance(value, list) else value
+        return {key: as_tensors(item) for key, item in value.items()}
+    return [as_tensors(item) for item in value] if isinstance(value, list) else value

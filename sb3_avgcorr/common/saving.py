@@ -14,7 +14,8 @@ from stable_baselines3.common.type_aliases import TensorDict
 from torch.optim.swa_utils import AveragedModel
 
 from sb3_avgcorr.common.correction import CorrectionNetwork
-from sb3_avgcorr.common.critic import CriticLearningRate
+from sb3_avgcorr.common.critic import CriticFit, CriticLearningRate
+from sb3_avgcorr.common.estimator import as_arrays, as_tensors
 
 if TYPE_CHECKING:
     from sb3_avgcorr.common.estimator import CorrectionEstimator, PowerWeights
@@ -35,6 +36,7 @@ class SavedCorrection(CriticLearningRate):
     correction_estimator: CorrectionEstimator | None
     _power: PowerWeights
     _strength: Strength
+    _critic_fit: CriticFit | None
     #: whether ``save`` is at work, which keeps the correction's state elsewhere than ``get_parameters``
     _saving = False
 
@@ -54,7 +56,13 @@ class SavedCorrection(CriticLearningRate):
         return None if self.correction_estimator is None else self.correction_estimator.optimizer
 
     def _excluded_save_params(self) -> list[str]:
-        ours = ["correction_estimator", "correction_weights", "_correction_rng", "_correction_lr_schedule", "_critic_lr_schedule"]
+        ours = [
+            "correction_estimator",
+            "correction_weights",
+            "_correction_rng",
+            "_correction_lr_schedule",
+            "_critic_lr_schedule",
+        ]
         parts = ["_clock", "_power", "_strength", "_engine", "_critic_layers", "_critic_fit", "_saving"]
         return [*super()._excluded_save_params(), *ours, *parts]
 
@@ -78,6 +86,7 @@ class SavedCorrection(CriticLearningRate):
             "estimator": None if estimator is None else estimator.get_state(),
             "power": self._power.get_state(),
             "strength": self._strength.get_state(),
+            "critic_optimizer": None if self._critic_fit is None else as_arrays(self._critic_fit.optimizer.state_dict()),
         }
         self._saving = True
         try:
@@ -99,6 +108,8 @@ class SavedCorrection(CriticLearningRate):
             return
         self._power.set_state(state["power"])
         self._strength.set_state(state["strength"])
+        if self._critic_fit is not None and state["critic_optimizer"] is not None:
+            self._critic_fit.optimizer.load_state_dict(as_tensors(state["critic_optimizer"]))
         if self.correction_estimator is not None:
             if state["estimator"] is None:
                 self._tell_afresh("the file holds none")
