@@ -225,6 +225,7 @@ def test_averaging_learns_what_the_discounted_return_wants_and_none_the_opposite
             learning_rate=3e-3,
             gamma=0.8,
             correction=correction,
+            correction_strength=1.0,  # the averaging itself, not the choice of how far to go with it
             policy_kwargs={"actor_keys": ["observation"]},
             seed=0,
             device="cpu",
