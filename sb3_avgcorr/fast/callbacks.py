@@ -85,5 +85,6 @@ def may_change_parameters(callback: BaseCallback) -> bool:
     :return: whether it, or one that it calls, is
     """
     return any(
-        type(each) is ConvertCallback or type(each).__module__.split(".")[0] not in STEADY for each in callback_tree(callback)
+        (type(each) is ConvertCallback and each.callback is not None) or type(each).__module__.split(".")[0] not in STEADY
+        for each in callback_tree(callback)
     )

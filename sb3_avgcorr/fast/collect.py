@@ -80,11 +80,10 @@ class Pending:
 
         :param stop: number of steps that are in the buffer
         """
-        if self.known is None:
-            return
         parameters = self.network.parameters
         if not parameters.adopt():
             raise RuntimeError("A callback moved the policy to another device or data type in the middle of a rollout.")
+        assert self.known is not None
         if not np.array_equal(self.known, parameters.values):
             changed = parameters.values.copy()
             parameters.values[:] = self.known
@@ -158,9 +157,12 @@ def collect(
 
     action_space = model.action_space
     bounds = (action_space.low, action_space.high) if isinstance(action_space, spaces.Box) else None
-    action_shape, stored_shape = (-1, *(action_space.shape or ())), (buffer.n_envs, buffer.action_dim)
+    action_shape, stored_shape = (buffer.n_envs, *(action_space.shape or ())), (buffer.n_envs, buffer.action_dim)
     features, forward, sample = network.actor_features, network.actor.forward, network.head.sample
-    pending = Pending(network, buffer, may_change_parameters(callback))
+    observations: Any = buffer.observations
+    stored_actions, stored_rewards, starts = buffer.actions, buffer.rewards, buffer.episode_starts
+    watched = may_change_parameters(callback)
+    pending = Pending(network, buffer, watched)
     step = Step(model, network)
     lazy: dict[str, Any] = {"values": step.values, "log_probs": step.log_probs, "obs_tensor": step.obs_tensor}
     for known in give_lazy_locals(callback, lazy):
@@ -178,7 +180,9 @@ def collect(
                 f"The actor's output is {outputs.tolist()} at step {n_steps} of the rollout: its observation "
                 f"{last_obs!r} or the policy's parameters are not finite."
             )
-        actions = sample(outputs).reshape(action_shape)
+        actions = sample(outputs)
+        if actions.shape != action_shape:
+            actions = actions.reshape(action_shape)
         clipped_actions = actions
         if bounds is not None:
             clipped_actions = np.minimum(np.maximum(actions, bounds[0]), bounds[1])
@@ -202,17 +206,21 @@ def collect(
             return None
         model._update_info_buffer(infos, dones)
 
-        _store(buffer.observations, n_steps, last_obs)
-        buffer.actions[n_steps] = actions.reshape(stored_shape)
-        buffer.rewards[n_steps] = rewards
-        buffer.episode_starts[n_steps] = model._last_episode_starts
+        if isinstance(observations, dict):
+            for key, array in observations.items():
+                array[n_steps] = last_obs[key].reshape(array.shape[1:])
+        else:
+            observations[n_steps] = last_obs.reshape(observations.shape[1:])
+        stored_actions[n_steps] = actions.reshape(stored_shape)
+        stored_rewards[n_steps] = rewards
+        starts[n_steps] = model._last_episode_starts
         buffer.pos = n_steps + 1
-        pending.follow(n_steps + 1)
-        if dones.any():
-            for index in np.flatnonzero(dones):
-                info = infos[index]
-                if info.get("terminal_observation") is not None and info.get("TimeLimit.truncated", False):
-                    pending.truncated.append((n_steps, int(index), info["terminal_observation"]))
+        if watched:
+            pending.follow(n_steps + 1)
+        for index, done in enumerate(dones.tolist()):
+            info = infos[index]
+            if done and info.get("terminal_observation") is not None and info.get("TimeLimit.truncated", False):
+                pending.truncated.append((n_steps, index, info["terminal_observation"]))
         model._last_obs = new_obs  # type: ignore[assignment]
         model._last_episode_starts = dones
     buffer.full = buffer.pos == buffer.buffer_size
@@ -232,11 +240,3 @@ def collect(
     callback.update_locals(seen)
     callback.on_rollout_end()
     return last_values
-
-
-def _store(observations: Any, row: int, last_obs: Any) -> None:
-    if isinstance(observations, dict):
-        for key, array in observations.items():
-            array[row] = np.reshape(last_obs[key], array.shape[1:])
-    else:
-        observations[row] = np.reshape(last_obs, observations.shape[1:])

@@ -28,7 +28,7 @@ class Activation(NamedTuple):
     """An activation f and its derivative. With ``of_output`` f' is a function of f's value, and z need not be kept."""
 
     apply: Callable[[np.ndarray, np.ndarray], object]  # (z, out)
-    derivative: Callable[[np.ndarray, np.ndarray, np.ndarray], object]  # (z, f(z), out)
+    derivative: Callable[[np.ndarray, np.ndarray, np.ndarray], object]  # (z, f(z), out); out may be f(z)
     of_output: bool = True
 
 
@@ -113,13 +113,16 @@ class Layer(NamedTuple):
     activation: Activation | None
 
 
-class _Workspace(NamedTuple):
-    """What a layer writes to, for one number of rows."""
+class _Step(NamedTuple):
+    """A layer with what it reads and writes, for one number of rows."""
 
+    weight: np.ndarray
+    transposed: np.ndarray
+    bias: np.ndarray | None
+    activation: Activation | None
     z: np.ndarray
     a: np.ndarray  # z itself, where z need not be kept
     delta: np.ndarray  # ∂L/∂z
-    scratch: np.ndarray  # f'(z)
 
 
 class Mlp:
@@ -134,8 +137,8 @@ class Mlp:
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
-        self._arrays: list[tuple[np.ndarray, np.ndarray | None, Activation | None]] = []
-        self._workspaces: dict[int, tuple[list[_Workspace], np.ndarray]] = {}
+        self._arrays: Mapping[nn.Parameter, np.ndarray] = {}
+        self._plans: dict[int, list[_Step]] = {}
         self._inputs: list[np.ndarray] = []
 
     @property
@@ -149,9 +152,8 @@ class Mlp:
 
         :param arrays: an array for each parameter, shared with torch
         """
-        self._arrays = [
-            (arrays[weight], None if bias is None else arrays[bias], activation) for weight, bias, activation in self.layers
-        ]
+        self._arrays = arrays
+        self._plans.clear()
 
     def gradients(self, arrays: Mapping[nn.Parameter, np.ndarray]) -> Gradients:
         """
@@ -162,17 +164,19 @@ class Mlp:
         """
         return [(arrays.get(weight), None if bias is None else arrays.get(bias)) for weight, bias, _ in self.layers]
 
-    def _workspace(self, n_rows: int) -> tuple[list[_Workspace], np.ndarray]:
-        kept = self._workspaces.get(n_rows)
-        if kept is None:
-            if len(self._workspaces) >= self.KEPT_SIZES:
-                self._workspaces.clear()
-            spaces = []
-            for weight, _, activation in self._arrays:
-                z, a, delta, scratch = (np.empty((n_rows, len(weight)), np.float32) for _ in range(4))
-                spaces.append(_Workspace(z, z if activation is None or activation.of_output else a, delta, scratch))
-            kept = self._workspaces[n_rows] = (spaces, np.ones(n_rows, np.float32))
-        return kept
+    def _plan(self, n_rows: int) -> list[_Step]:
+        plan = self._plans.get(n_rows)
+        if plan is None:
+            if len(self._plans) >= self.KEPT_SIZES:
+                self._plans.clear()
+            plan = self._plans[n_rows] = []
+            for layer in self.layers:
+                weight, bias = self._arrays[layer.weight], None if layer.bias is None else self._arrays[layer.bias]
+                z, a, delta = (np.empty((n_rows, len(weight)), np.float32) for _ in range(3))
+                if layer.activation is None or layer.activation.of_output:
+                    a = z
+                plan.append(_Step(weight, weight.T, bias, layer.activation, z, a, delta))
+        return plan
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """
@@ -181,16 +185,15 @@ class Mlp:
         :param x: float32, shape (n, inputs)
         :return: float32, shape (n, outputs); valid until the next call
         """
-        self._inputs.clear()
-        for (weight, bias, activation), space in zip(self._arrays, self._workspace(len(x))[0], strict=True):
-            self._inputs.append(x)
-            z = space.z
-            np.dot(x, weight.T, out=z)
+        self._inputs = inputs = []
+        for _, transposed, bias, activation, z, a, _ in self._plan(len(x)):
+            inputs.append(x)
+            x.dot(transposed, z)
             if bias is not None:
-                np.add(z, bias, out=z)
-            x = space.a
+                np.add(z, bias, z)
             if activation is not None:
-                activation.apply(z, x)
+                activation.apply(z, a)
+            x = a
         return x
 
     def evaluate(self, x: np.ndarray) -> np.ndarray:
@@ -200,7 +203,7 @@ class Mlp:
         :param x: float32, shape (n, inputs)
         :return: float32, shape (n, outputs), a new array
         """
-        outputs = np.empty((len(x), len(self._arrays[-1][0])), np.float32)
+        outputs = np.empty((len(x), len(self.layers[-1].weight)), np.float32)
         for rows in pieces(len(x)):
             outputs[rows] = self.forward(x[rows])
         return outputs
@@ -213,28 +216,26 @@ class Mlp:
         weighted: Gradients | None = None,
     ) -> None:
         """
-        Gradients of a loss with respect to the parameters, for the rows of the last :meth:`forward`.
+        Gradients of a loss with respect to the parameters, for the rows of the last :meth:`forward`; once only.
 
         :param delta: ∂L/∂output, shape (n, outputs); overwritten
         :param gradients: where to write them
         :param weights: a weight for each row, shape (n,)
         :param weighted: where to write the gradients of the loss with its rows weighted
         """
-        spaces, ones = self._workspace(len(delta))
-        for index in reversed(range(len(self._arrays))):
-            weight, _, activation = self._arrays[index]
+        plan = self._plan(len(delta))
+        ones = np.ones(len(delta), np.float32)
+        for index in reversed(range(len(plan))):
+            weight, _, _, activation, z, a, _ = plan[index]
             if activation is not None:
-                z, a, _, scratch = spaces[index]
-                activation.derivative(z, a, scratch)
-                np.multiply(delta, scratch, out=delta)
+                activation.derivative(z, a, a)  # in its place, for the layer above has read it
+                np.multiply(delta, a, delta)
             x = self._inputs[index]
             _write(delta, x, ones, *gradients[index])
             if weights is not None and weighted is not None:
                 _write(delta * weights[:, None], x, ones, *weighted[index])
             if index > 0:
-                before = spaces[index - 1].delta
-                np.dot(delta, weight, out=before)
-                delta = before
+                delta = delta.dot(weight, plan[index - 1].delta)
 
 
 def pieces(n_rows: int) -> Iterator[slice]:
@@ -251,9 +252,9 @@ def _write(
     delta: np.ndarray, x: np.ndarray, ones: np.ndarray, of_weight: np.ndarray | None, of_bias: np.ndarray | None
 ) -> None:
     if of_weight is not None:
-        np.dot(delta.T, x, out=of_weight)
+        delta.T.dot(x, of_weight)
     if of_bias is not None:
-        np.dot(ones, delta, out=of_bias)  # the sum over rows, faster than by add.reduce
+        ones.dot(delta, of_bias)  # the sum over rows, faster than by add.reduce
 
 
 def layers_of(modules: Iterable[nn.Module]) -> list[Layer] | None:
