@@ -19,8 +19,12 @@ from sb3_avgcorr.paper.study import TrainingStudy
 from sb3_avgcorr.paper.training import STUDIES
 from sb3_avgcorr.reporting.claims import in_words, verdicts_on
 from sb3_avgcorr.reporting.progress import Display
+from sb3_avgcorr.studies.benchmark import BOX2D_SB3, MUJOCO_SB3
 from sb3_avgcorr.studies.experiment import Experiment, Size, conduct
+from sb3_avgcorr.studies.head_only import HEAD_ONLY
 from sb3_avgcorr.studies.long_tail import LongTail
+from sb3_avgcorr.studies.ring import Ring
+from sb3_avgcorr.studies.safety import SAFETY
 from sb3_avgcorr.zoo.config import make_folder
 
 #: where a checkout keeps the pages of its results
@@ -45,6 +49,11 @@ _ALL: tuple[Experiment, ...] = (
     _study("dm-reacher", "App. G.2", "PPO on dm_control's reacher, sparse rewards"),
     _study("discounted", "App. H", "the same with discounted returns"),
     LongTail(),
+    Ring(),
+    SAFETY,
+    MUJOCO_SB3,
+    BOX2D_SB3,
+    HEAD_ONLY,
 )
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
 

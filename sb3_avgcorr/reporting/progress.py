@@ -17,7 +17,7 @@ class Display(Observer):
 
     def __init__(self) -> None:
         self._lines = not sys.stderr.isatty()
-        self._bar: tqdm | None = None  # type: ignore[type-arg]
+        self._bar: tqdm | None = None
         self._began = time.monotonic()
         self._total = 0
         # steps of the runs that have ended, and of those that have not, by name

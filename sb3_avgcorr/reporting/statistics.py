@@ -231,16 +231,18 @@ def bootstrapped(func: Callable[..., Any], *scores: Array) -> list[Estimate]:
     if min(len(s) for s in scores) < 2:
         return [Estimate(float(value), np.nan, np.nan) for value in values]
     data: Any = scores[0] if len(scores) == 1 else list(scores)
-    with _seeded(*scores):
+    with seeded(*scores):
         _, ends = library.get_interval_estimates({"": data}, figures, reps=RESAMPLES)
     return [Estimate(float(v), float(low), float(high)) for v, low, high in zip(values, *ends[""], strict=True)]
 
 
 @contextmanager
-def _seeded(*data: Sequence[float] | Array) -> Iterator[None]:
+def seeded(*data: Sequence[float] | Array) -> Iterator[None]:
     """
-    rliable draws from numpy's global stream, whatever random_state it is given: seed that by the data, so that the same runs
-    always have the same intervals, and put it back.
+    Seed numpy's global stream, from which rliable draws whatever random_state it is given, by the data, so that the same runs
+    always have the same intervals; afterwards put it back.
+
+    :param data: what rliable is given
     """
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(zlib.crc32(b"".join(np.ascontiguousarray(x).tobytes() for x in data)))  # noqa: NPY002

@@ -177,9 +177,10 @@ class LongTail(Experiment):
 def _claims(frame: pd.DataFrame) -> list[Claim]:
     """By the discounted return, at every strength."""
     claims = []
-    for (env, strength), part in frame.groupby(["task", "strength"], sort=False):
+    for env, strength in frame[["task", "strength"]].drop_duplicates().itertuples(index=False):
+        part = frame[(frame["task"] == env) & (frame["strength"] == strength)]
         values = {variant: own["discounted"].to_numpy(dtype=float) for variant, own in part.groupby("variant")}
-        for text, first, relation, second in EXPECTATIONS[float(strength) > 0.0]:
+        for text, first, relation, second in EXPECTATIONS[strength > 0.0]:
             if first in values and second in values:
                 verdict, apart = judge(relation, values[first], values[second])
                 claims.append(Claim(text, verdict, apart, f"{env}, strength {strength:g}"))

@@ -1,0 +1,36 @@
+"""Should I use it? What an SB3 user would do: RL Zoo's settings on MuJoCo and Box2D, with and without the correction."""
+
+from __future__ import annotations
+
+from sb3_avgcorr.studies.variants import Expectation, Task, VariantStudy
+
+#: what a drop-in replacement must keep, and what is hoped for
+EXPECTATIONS = (
+    Expectation("auto is not told worse than PPO", "auto", "not told worse than", "none"),
+    Expectation("auto is better than PPO", "auto", "better than", "none"),
+    Expectation("averaging is as good as PPO", "averaging", "as good as", "none"),
+)
+NOTE = (
+    "What an SB3 user would do: our settings for the task (RL Zoo's, with `VecNormalize` where it has it). *none* is PPO, "
+    "*power* and *averaging* correct in full, *auto* corrects as far as it pays."
+)
+
+MUJOCO_SB3 = VariantStudy(
+    "mujoco-sb3",
+    "MuJoCo under RL Zoo's settings: should I use it?",
+    "MuJoCo under RL Zoo's settings",
+    NOTE,
+    tuple(Task(f"{name}-v5", 1_000_000) for name in ("HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Ant")),
+    expectations=EXPECTATIONS,
+    overall=True,
+)
+BOX2D_SB3 = VariantStudy(
+    "box2d-sb3",
+    "LunarLander and BipedalWalker under RL Zoo's settings",
+    "Box2D under RL Zoo's settings",
+    NOTE,
+    tuple(Task(env, 1_000_000) for env in ("LunarLander-v3", "BipedalWalker-v3")),
+    expectations=EXPECTATIONS,
+    quick_steps=100_000,
+    overall=True,
+)
