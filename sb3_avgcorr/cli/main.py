@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sb3_avgcorr.errors import UserError, nearest, user_error
+from sb3_avgcorr.errors import EXTRAS, UserError, nearest, user_error
 from sb3_avgcorr.zoo.signals import StopSignals
 
 
@@ -91,13 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: Command, arguments: list[str]) -> int:
     """Import a command and run it; what is not installed is named with the extra that brings it."""
-    extra = command.extra
+    imported = False
     try:
         module = importlib.import_module(f"sb3_avgcorr.cli.{command.module}")
         function: Callable[[list[str]], int | None] = getattr(module, command.function)
-        extra = ""  # what is missing from now on may be the need of an environment, or of a user's own file
+        imported = True
         return function(arguments) or 0
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("sb3_avgcorr"):
+        package = (error.name or "").partition(".")[0]
+        if package == "sb3_avgcorr":
             raise
-        raise user_error(error, extra) from error
+        # What is missing later on may be the need of an environment or of a user's own file, which no command's extra brings.
+        of_command = not imported or EXTRAS.get(package) in ("contrib", "zoo", "experiments")
+        raise user_error(error, command.extra if of_command else "") from error

@@ -20,6 +20,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from sqlalchemy.exc import SQLAlchemyError
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
@@ -75,6 +76,21 @@ def open_storage(storage: str) -> None:
     except (SQLAlchemyError, StorageInternalError, ImportError) as error:  # the last: the database's driver
         reason = one_line(getattr(error, "orig", None) or error)
         raise UserError(f"The storage {storage!r} (--storage) cannot be opened: {reason}") from error
+
+
+class StopBetweenSteps(BaseCallback):
+    """
+    Ends the training after the step in which a signal came.
+
+    :param signals: what notes the signal
+    """
+
+    def __init__(self, signals: StopSignals) -> None:
+        super().__init__()
+        self._signals = signals
+
+    def _on_step(self) -> bool:
+        return not self._signals.received
 
 
 class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
@@ -207,7 +223,7 @@ class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
 
     def create_callbacks(self) -> None:
         super().create_callbacks()
-        self.callbacks.append(self._record)
+        self.callbacks += [self._record, StopBetweenSteps(self._signals)]
 
     # The run
 
@@ -216,6 +232,7 @@ class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
         if self.show_progress and self.log_interval == -1 and self.tensorboard_log is None and rollout:
             # Beside a progress bar, ten tables of SB3's logger are enough.
             self.log_interval = max(self.n_timesteps // rollout // 10, 1)
+        self._signals.training()
         try:
             super().learn(model)
         except (EOFError, ConnectionError):
@@ -236,6 +253,7 @@ class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
             raise
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
+        self._signals.saving()
         try:
             super().save_trained_model(model)
             self._record.note()

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM end a training run in order: the model reached so far is saved."""
 
+import math
 import signal
 import threading
 from types import FrameType
@@ -9,19 +10,33 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt, and ignores later ones, which would break off the saving."""
+    """
+    Ends a run in order when SIGINT or SIGTERM comes. Before the training a signal is a KeyboardInterrupt. During it the first
+    one is only noted, for a callback to see between two steps: an interrupt in the middle of a step can leave the pipe to an
+    environment's process half read, and then closing it waits for ever. Those who cannot wait for the next step send another.
+    While the model is saved signals are ignored.
+    """
 
     #: the signal that ended the last run of this process, if one did
     last: int | None = None
 
     def __init__(self) -> None:
-        self.received = False
+        self.received = 0
+        self._interrupt_from = 1.0
         self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
         """Take over the signals. Only the main thread can; elsewhere nothing changes."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+
+    def training(self) -> None:
+        """From now on the first signal is only noted."""
+        self._interrupt_from = 2.0
+
+    def saving(self) -> None:
+        """From now on signals are ignored."""
+        self._interrupt_from = math.inf
 
     def restore(self) -> None:
         """Give the signals back."""
@@ -30,9 +45,9 @@ class StopSignals:
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.received:
-            self.received = True
-            StopSignals.last = number
+        self.received += 1
+        StopSignals.last = number
+        if self.received >= self._interrupt_from:
             raise KeyboardInterrupt
 
 

@@ -40,6 +40,7 @@ class CorrectionRecord(BaseCallback):
         if weights is None or weights is self._seen:
             return
         self._seen = weights
+        strength: float | None = getattr(self.model, "correction_strength_used", None)
         self.rows.append(
             (
                 self.num_timesteps,
@@ -47,7 +48,7 @@ class CorrectionRecord(BaseCallback):
                 float(weights.max()),
                 float(weights.std()),
                 effective_sample_size(weights),
-                float(getattr(self.model, "correction_strength_used", np.nan)),
+                np.nan if strength is None else float(strength),
             )
         )
 

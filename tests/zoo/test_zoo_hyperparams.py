@@ -16,12 +16,14 @@ from rl_zoo3.utils import ALGOS
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.zoo import register
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS, UncorrectedPPO
-from sb3_avgcorr.zoo.config import ZOO_KEYS, check_entry, hyperparams_folder, paper_config, read_yaml
+from sb3_avgcorr.zoo.config import ZOO_KEYS, check_entry, hyperparams_folder, own_file, paper_config, read_yaml
 from sb3_avgcorr.zoo.manager import ExperimentManager, own_config
 
 FOLDER = hyperparams_folder()
 FILES = sorted(FOLDER.glob("*.yml")) + sorted((FOLDER / "paper").glob("*.yml"))
-ENTRIES = [(path, env_id) for path in FILES for env_id in read_yaml(path)]
+ENTRIES = [(path.stem, path, env_id) for path in FILES for env_id in read_yaml(path)]
+BASES = ("ppo", "a2c", "trpo", "bac")
+ENTRIES += [(f"power_{base}", own_file(f"power_{base}"), "default") for base in BASES]
 NOT_IN_ANY_FILE = "MountainCar-v0"  # so that it takes the default
 
 MUJOCO = ["HalfCheetah", "Ant", "Walker2d", "Swimmer", "Hopper", "InvertedDoublePendulum", "Reacher"]
@@ -44,18 +46,18 @@ SMALL = {
 }
 
 
-def make_manager(path: Path, env_id: str, tmp_path: Path, **overrides: Any) -> ExperimentManager:
+def make_manager(algo: str, path: Path | None, env_id: str, tmp_path: Path, **overrides: Any) -> ExperimentManager:
     register()
-    if path.stem == "ppo":
+    if algo == "ppo":
         ALGOS["ppo"] = UncorrectedPPO
     return ExperimentManager(
         argparse.Namespace(),
-        path.stem,
+        algo,
         env_id,
         str(tmp_path),
         eval_freq=-1,
         hyperparams=overrides,
-        config=str(path),
+        config=path and str(path),
         verbose=0,
         n_timesteps=1,
         log_interval=-2,
@@ -75,17 +77,17 @@ def name_of(entry: Any) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("path, env_id", ENTRIES, ids=name_of)
-def test_one_update_with_every_entry(path: Path, env_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("algo, path, env_id", ENTRIES, ids=name_of)
+def test_one_update_with_every_entry(algo: str, path: Path, env_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     if "/" in env_id and "TwoState" not in env_id and "DotReacher" not in env_id:
         pytest.importorskip("mujoco")
     if env_id == "Taxi-v3" and env_id not in gym.registry:
         pytest.skip("this Gymnasium has Taxi-v4")
     entry = read_yaml(path)[env_id]
-    known = inspect.signature(UncorrectedPPO if path.stem == "ppo" else ALGORITHMS[path.stem].cls).parameters
+    known = inspect.signature(UncorrectedPPO if algo == "ppo" else ALGORITHMS[algo].cls).parameters
     small = {key: min(value, entry.get(key, value)) for key, value in SMALL.items() if key in known}
     small["n_envs"] = min(2, entry.get("n_envs", 1))
-    manager = make_manager(path, NOT_IN_ANY_FILE if env_id == "default" else env_id, tmp_path, **small)
+    manager = make_manager(algo, path, NOT_IN_ANY_FILE if env_id == "default" else env_id, tmp_path, **small)
     model, saved = manager.setup_experiment()
     assert {**entry, **small}.keys() == saved.keys()
     before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
@@ -102,7 +104,7 @@ def test_one_update_with_every_entry(path: Path, env_id: str, tmp_path: Path, ca
 
 
 def test_every_name_has_a_file_with_a_default():
-    assert {path.stem for path in FOLDER.glob("*.yml")} == set(ALGORITHMS)
+    assert {own_file(algo) for algo in ALGORITHMS} == set(FOLDER.glob("*.yml"))
     assert {path.stem for path in (FOLDER / "paper").glob("*.yml")} == {
         *("ppo", "power_ppo", "averaging_ppo"),
         *("bac", "power_bac", "averaging_bac"),
@@ -115,20 +117,25 @@ def test_every_task_of_the_paper_is_there_in_both_sets():
     for prefix in ("", "power_", "averaging_"):
         assert read_yaml(paper_config(f"{prefix}ppo")).keys() >= PPO_TASKS
         assert read_yaml(paper_config(f"{prefix}bac")).keys() >= BAC_TASKS
-        assert read_yaml(FOLDER / f"{prefix}bac.yml").keys() >= BAC_TASKS
+        assert read_yaml(own_file(f"{prefix}bac")).keys() >= BAC_TASKS
         if prefix:
             for base in ("ppo", "a2c", "trpo"):
-                assert read_yaml(FOLDER / f"{prefix}{base}.yml").keys() >= PPO_TASKS | BAC_TASKS
+                assert read_yaml(own_file(f"{prefix}{base}")).keys() >= PPO_TASKS | BAC_TASKS
 
 
-@pytest.mark.parametrize("base", ["ppo", "a2c", "trpo", "bac"])
-def test_our_settings_differ_in_the_correction_alone(base: str):
-    averaging = read_yaml(FOLDER / f"averaging_{base}.yml")
-    assert read_yaml(FOLDER / f"power_{base}.yml") == averaging
+@pytest.mark.parametrize("base", BASES)
+def test_our_settings_differ_in_the_correction_alone(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    entries = read_yaml(own_file(f"averaging_{base}"))
+    # a task that only RL Zoo's file knows, too
+    for env_id in [*(env_id for env_id in entries if env_id in gym.registry), "LunarLander-v3"]:
+        power, averaging = (
+            make_manager(f"{prefix}_{base}", None, env_id, tmp_path).read_hyperparameters()[0]
+            for prefix in ("power", "averaging")
+        )
+        assert power == averaging
     if base == "bac":
-        plain = read_yaml(FOLDER / "bac.yml")
-        without = {env_id: {k: v for k, v in entry.items() if "correction" not in k} for env_id, entry in averaging.items()}
-        assert plain == without
+        without = {env_id: {k: v for k, v in entry.items() if "correction" not in k} for env_id, entry in entries.items()}
+        assert read_yaml(own_file("bac")) == without
 
 
 def test_paper_settings_are_the_corrected_tables():
@@ -165,7 +172,7 @@ def test_paper_settings_are_the_corrected_tables():
 
 def test_the_papers_networks(tmp_path: Path):
     path = paper_config("averaging_ppo")
-    model, _ = make_manager(path, "MountainCarContinuous-v0", tmp_path).setup_experiment()
+    model, _ = make_manager("averaging_ppo", path, "MountainCarContinuous-v0", tmp_path).setup_experiment()
     extractor = model.policy.mlp_extractor
     assert [type(layer).__name__ for layer in extractor.policy_net] == ["Linear", "Tanh", "Linear", "Tanh"]
     assert [type(layer).__name__ for layer in extractor.value_net] == ["Linear", "ReLU", "Linear", "ReLU"]
@@ -179,6 +186,7 @@ def test_the_papers_networks(tmp_path: Path):
 
 
 def test_a_task_only_rl_zoo_knows_takes_its_settings():
+    assert own_config("power_ppo", "LunarLander-v3") == own_config("averaging_ppo", "LunarLander-v3")
     assert Path(own_config("averaging_ppo", "LunarLander-v3")).parts[-3:] == ("rl_zoo3", "hyperparams", "ppo.yml")
     assert Path(own_config("averaging_ppo", "CartPole-v1")) == FOLDER / "averaging_ppo.yml"
     assert Path(own_config("averaging_ppo", "Blackjack-v1")) == FOLDER / "averaging_ppo.yml"

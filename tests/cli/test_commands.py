@@ -3,11 +3,9 @@
 import csv
 import os
 import shutil
-import signal
-import sqlite3
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,32 +14,14 @@ import matplotlib
 import numpy as np
 import pytest
 import yaml
-
-pytest.importorskip("rl_zoo3")
-import optuna
-import rl_zoo3.utils
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from zoo_fixtures import QUICK, SMALL, same_algorithms_and_plots_afterwards  # noqa: F401
 
 from sb3_avgcorr.cli import main as cli
-from sb3_avgcorr.errors import nearest
 from sb3_avgcorr.zoo import register
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS, UncorrectedPPO
-from sb3_avgcorr.zoo.masks import MaskFromInfo, acts_in
-from sb3_avgcorr.zoo.search import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
-
-SMALL = ["-params", "n_steps:64", "n_envs:2", "n_epochs:2", "batch_size:64"]
-QUICK = ["-n", "256", "--eval-freq", "-1", "--verbose", "0", "--seed", "1"]
-
-
-@pytest.fixture(autouse=True)
-def _same_algorithms_and_plots_afterwards():
-    before, backend = dict(rl_zoo3.utils.ALGOS), matplotlib.get_backend()
-    matplotlib.use("Agg")
-    yield
-    rl_zoo3.utils.ALGOS.clear()
-    rl_zoo3.utils.ALGOS.update(before)
-    matplotlib.use(backend)
+from sb3_avgcorr.zoo.masks import MaskFromInfo, MaskSource
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +79,26 @@ def test_enjoy(trained: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsy
     assert "Mean reward" in capsys.readouterr().out
 
 
+def test_a_run_without_a_model_is_not_taken_for_the_latest(
+    trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "logs" / "averaging_ppo"
+    for number in (1, 2, 10):
+        shutil.copytree(trained[0] / "logs" / "averaging_ppo" / "CartPole-v1_1", runs / f"CartPole-v1_{number}")
+    (runs / "CartPole-v1_10" / "CartPole-v1.zip").unlink()  # as a run that failed; its best model is there
+    enjoy = ["enjoy", "--env", "CartPole-v1", "--no-render", "-n", "10"]
+    for options, loaded in (
+        ([], "_2/CartPole-v1"),
+        (["--load-best"], "_10/best_model"),
+        (["--exp-id", "1"], "_1/CartPole-v1"),
+    ):
+        assert cli.main([*enjoy, *options]) == 0
+        assert f"Loading logs/averaging_ppo/CartPole-v1{loaded}.zip" in capsys.readouterr().out
+    assert cli.main([*enjoy, "--load-last-checkpoint"]) == 2
+    assert "holds no run on CartPole-v1 with a rl_model_*_steps.zip" in capsys.readouterr().err
+
+
 def test_plots(trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "logs" / "averaging_ppo"
@@ -115,7 +115,10 @@ def test_plots(trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("all-plots.png").is_file()
     assert cli.main(["plot-from-file", "-i", "stored.pkl", "--skip-timesteps", "--save", "final.png"]) == 0
     assert Path("final.png").is_file()
+    assert matplotlib.pyplot.get_fignums() == []
     capsys.readouterr()
+    assert cli.main(["plot-train", *which, "-w", "5", "--save", "no/such/folder.png"]) == 2
+    assert "cannot be saved as 'no/such/folder.png'" in capsys.readouterr().err
     assert cli.main(["plot-train", "-a", "averaging_trpo", "-e", "CartPole-v1"]) == 2
     assert "averaging_trpo" in capsys.readouterr().err
 
@@ -145,6 +148,22 @@ def test_record_video(trained: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
     assert list((trained[0] / "videos").glob("*.mp4"))
 
 
+@pytest.mark.slow
+def test_a_video_of_mujoco_needs_no_screen(tmp_path: Path):
+    """In processes of their own: MuJoCo chooses how to draw when it is imported."""
+    pytest.importorskip("moviepy")
+    pytest.importorskip("mujoco")
+    hidden = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL")}
+    for command in (
+        ["train", "--env", "HalfCheetah-v5", "-n", "64", "--eval-freq", "-1", *SMALL],
+        ["record-video", "--env", "HalfCheetah-v5", "-n", "5", "-o", "videos"],
+    ):
+        python = [sys.executable, "-m", "sb3_avgcorr"]
+        run = subprocess.run([*python, *command], cwd=tmp_path, env=hidden, text=True, capture_output=True, timeout=300)
+        assert run.returncode == 0, run.stderr
+    assert list((tmp_path / "videos").glob("*.mp4"))
+
+
 def test_push_to_hub(trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub
 
@@ -169,158 +188,6 @@ def test_push_to_hub(trained: tuple[Path, str], tmp_path: Path, monkeypatch: pyt
     assert "averaging_ppo" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "arguments, complaint",
-    [
-        (["--algo", "averging_ppo"], "no algorithm 'averging_ppo'; did you mean 'averaging_ppo'?"),
-        (["--env", "CartPol-v1"], "no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
-        (["--env", "avgcorr/TwoStates-v0"], "did you mean 'avgcorr/TwoState-v0'?"),
-        (["--env", "no_such_package:Thing-v0"], "'no_such_package', which should register environments"),
-        (["-params", "correction_lamda:0.5"], "no hyperparameter 'correction_lamda'; did you mean 'correction_lambda'?"),
-        (["-params", "correction_lambda:1.5"], "correction_lambda=1.5 makes no sense"),
-        (["-params", "seed:3"], "use --seed"),
-        (["-conf", "missing.yml"], "missing.yml cannot be read"),
-        (["--algo", "averaging_trpo", "--paper"], "The paper has no settings for 'averaging_trpo'"),
-        (["-i", "missing.zip"], "The trained agent 'missing.zip' is not there"),
-    ],
-)
-def test_mistakes_are_named_and_leave_nothing_behind(
-    arguments: list[str],
-    complaint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", *arguments, "--verbose", "0"]) == 2
-    error = capsys.readouterr().err
-    assert complaint in error
-    assert len(error.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-    # a folder of the user's stays, empty as it was
-    own = tmp_path / "own"
-    own.mkdir()
-    assert cli.main(["train", *arguments, "--verbose", "0", "-f", "own"]) == 2
-    assert list(tmp_path.rglob("*")) == [own]
-
-
-def test_a_failed_run_leaves_other_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["train", "-f", str(tmp_path), *QUICK, *SMALL]) == 0
-    assert cli.main(["train", "-f", str(tmp_path), *QUICK, *SMALL, "gamma:2.0"]) == 2
-    assert "gamma=2.0 makes no sense" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "averaging_ppo").iterdir()] == ["CartPole-v1_1"]
-
-
-def test_unknown_command_and_help(capsys: pytest.CaptureFixture[str]):
-    assert cli.main([]) == 2
-    assert cli.main(["--help"]) == 0
-    output = capsys.readouterr().out
-    for name in cli.COMMANDS:
-        assert name in output
-    assert cli.main(["trian"]) == 2
-    assert "did you mean 'train'?" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["train", "--help"])
-    output = capsys.readouterr().out
-    assert "--paper" in output
-    assert "--optimize-hyperparameters" in output
-    assert nearest("xyz", ["averaging_ppo"]) == "known are: averaging_ppo."
-
-
-def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 240.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    "number, to_group, vec_env", [(signal.SIGTERM, False, "dummy"), (signal.SIGINT, True, "subproc")], ids=["term", "ctrl-c"]
-)
-def test_a_signal_saves_the_model(number: signal.Signals, to_group: bool, vec_env: str, tmp_path: Path):
-    command = ["train", "-n", "100000000", "--eval-freq", "-1", "--verbose", "0", "-f", "logs", "--vec-env", vec_env, *SMALL]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sb3_avgcorr.zoo", *command],
-        cwd=tmp_path,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    run = tmp_path / "logs" / "averaging_ppo" / "CartPole-v1_1"
-    try:
-        # until an episode has ended (a monitor file has two lines of header), a terminal's Ctrl-C goes to all processes
-        monitor = run / "0.monitor.csv"
-        wait_for(lambda: monitor.is_file() and len(monitor.read_text().splitlines()) > 4, process)
-        (os.killpg if to_group else os.kill)(process.pid, number)
-        out, err = process.communicate(timeout=120)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    assert process.returncode == 128 + number, err
-    closing = out.strip().splitlines()[-1]
-    assert closing.startswith("Stopped early after ")
-    assert closing.endswith("Saved in logs/averaging_ppo/CartPole-v1_1/CartPole-v1.zip")
-    assert "Traceback" not in err
-    model = ALGORITHMS["averaging_ppo"].cls.load(run / "CartPole-v1.zip")
-    assert model.num_timesteps > 0
-
-
-def test_two_workers_share_one_database(tmp_path: Path):
-    storage = f"sqlite:///{tmp_path}/study.db"
-    command = ["train", "-optimize", "--algo", "averaging_bac", "-n", "512", "--storage", storage, "--study-name", "shared"]
-    command += ["--n-evaluations", "1", "--eval-episodes", "1", "--pruner", "none", "--sampler", "random", "--no-optim-plots"]
-    command += ["--verbose", "0", "-f", f"{tmp_path}/logs", "--n-trials"]
-    python = [sys.executable, "-m", "sb3_avgcorr.zoo"]
-    workers = [
-        subprocess.Popen([*python, *command, "3", "--seed", seed], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for seed in ("1", "2")
-    ]
-    outputs = [worker.communicate(timeout=500) for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], [error[-2000:] for _, error in outputs]
-    study = optuna.load_study(study_name="shared", storage=storage)
-    assert sorted(trial.number for trial in study.trials) == list(range(6))
-    assert all(trial.state.is_finished() for trial in study.trials)
-    assert {"correction_scale", "correction_coef", "correction_lambda", "critic_learning_rate"} <= study.trials[
-        0
-    ].params.keys()
-    with sqlite3.connect(tmp_path / "study.db") as database:
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    # a search leaves its reports, and no run that `enjoy` would take for the latest
-    assert not [path for path in (tmp_path / "logs" / "averaging_bac").iterdir() if path.is_dir()]
-
-    # and it resumes: one more trial, in this process
-    assert cli.main([*command, "1", "--seed", "3"]) == 0
-    assert len(optuna.load_study(study_name="shared", storage=storage).trials) == 7
-
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_search_spaces(algo: str):
-    register()
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    env = "CartPole-v1"
-    losses = set()
-    for _ in range(6):
-        trial = study.ask()
-        sampled = HYPERPARAMS_SAMPLER[algo](trial, 1, 1, {})
-        # what a trial is turned into when it is read back from a database
-        assert HYPERPARAMS_CONVERTER[algo](dict(trial.params)) == sampled
-        policy = "MlpLstmPolicy" if algo.endswith("lstm") else "MlpPolicy"
-        small = {key: 16 for key in ("n_steps", "batch_size") if key in sampled}
-        model = rl_zoo3.utils.ALGOS[algo](policy, env, **{**sampled, **small})
-        for name, value in sampled.items():
-            if "correction" in name and value is not None:
-                assert getattr(model, name) == value
-        if algo.startswith("averaging"):
-            losses.add(sampled["correction_loss"])
-            # the two that the paper adds; cross-entropy has no use for them
-            assert (sampled["correction_coef"] is None) == (sampled["correction_loss"] == "bce")
-            assert 1 <= sampled["correction_scale"] <= (150 if sampled["correction_loss"] == "mse" else 1)
-    if algo.startswith("averaging"):
-        assert losses == {"bce", "mse"}
-
-
 def test_masks_under_rl_zoos_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     register()
     taxi = next(env_id for env_id in ("Taxi-v4", "Taxi-v3") if env_id in gym.registry)
@@ -332,9 +199,11 @@ def test_masks_under_rl_zoos_commands(tmp_path: Path, capsys: pytest.CaptureFixt
         cli.main(["enjoy", "--algo", "averaging_ppo_mask", "--env", taxi, "-f", str(tmp_path), "--no-render", "-n", "20"]) == 0
     )
 
+    assert MaskSource.name() in (tmp_path / "averaging_ppo_mask" / f"{taxi}_1" / taxi / "config.yml").read_text()
     model = ALGORITHMS["averaging_ppo_mask"].cls.load(tmp_path / "averaging_ppo_mask" / f"{taxi}_1" / f"{taxi}.zip")
-    env = make_vec_env(taxi, 2, seed=0, wrapper_class=MaskFromInfo)
-    acts_in(env)
+    with ThreadPoolExecutor(1) as thread, pytest.warns(UserWarning, match="No environment was named whose action masks"):
+        thread.submit(model.predict, np.array([0, 1])).result()  # where no environment was begun yet
+    env = MaskSource(make_vec_env(taxi, 2, seed=0, wrapper_class=MaskFromInfo))
     obs = env.reset()
     for _ in range(60):
         actions, _ = model.predict(obs)
@@ -386,10 +255,3 @@ def test_two_lines_without_our_command(tmp_path: Path):
     run = subprocess.run([sys.executable, str(script), *arguments], text=True, capture_output=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "logs" / "power_a2c" / "avgcorr-TwoState-v0_1" / "avgcorr-TwoState-v0.zip").is_file()
-
-
-def test_without_rl_zoo_the_command_says_what_to_install():
-    script = "import sys; sys.modules['rl_zoo3'] = None\nfrom sb3_avgcorr.cli.main import main; sys.exit(main(['train']))"
-    run = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=120)
-    assert run.returncode == 2
-    assert run.stderr == "sb3-avgcorr: This needs rl_zoo3, which is not installed: pip install 'sb3-avgcorr[zoo]'\n"
