@@ -30,6 +30,7 @@ from sb3_avgcorr.diagnostics.rollout import (
     undisturbed,
 )
 from sb3_avgcorr.diagnostics.strength import choose_strength
+from sb3_avgcorr.diagnostics.verdict import time_is_hidden
 
 #: samples that a report keeps for its plots
 PLOTTED = 5000
@@ -312,7 +313,7 @@ def _diagnose(
     if report.n_episodes < FEW_EPISODES:
         report.notes.append(f"Only {report.n_episodes} episodes: the intervals are rough. Use more steps or copies.")
     angle, power = report.gradient_angle, report.gradient.power_angle
-    if angle < power.low:
+    if time_is_hidden(angle, report.gradient):
         report.notes.append(
             f"With γ^t itself as the weight the angle is {power:.1f}° ({power.low:.1f}° to {power.high:.1f}°), with ĉ(s) it "
             f"is {angle:.1f}°: what the critic sees does not tell the time, and the averaging correction can know no more. "

@@ -120,6 +120,16 @@ def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
     :param history: what :class:`CorrectionDiagnosticsCallback` recorded
     :param path: file to write
     """
+    history_figure(history).savefig(path, dpi=120)
+
+
+def history_figure(history: list[dict[str, float]]) -> Figure:
+    """
+    Make the figure of :func:`plot_history`.
+
+    :param history: what :class:`CorrectionDiagnosticsCallback` recorded
+    :return: the figure
+    """
     figure, (left, middle, right) = _figure(3)
     steps = np.array([row["timesteps"] for row in history])
 
@@ -153,4 +163,4 @@ def plot_history(history: list[dict[str, float]], path: str | Path) -> None:
         axes.locator_params(axis="x", nbins=5)
     left.legend()
     middle.legend()
-    figure.savefig(path, dpi=120)
+    return figure

@@ -69,6 +69,17 @@ def steps_to_tell(estimate: Estimate, moderate: float, large: float, n_steps: in
     return int(-(-needed // digit) * digit)
 
 
+def time_is_hidden(angle: Estimate, gradient: GradientComparison) -> bool:
+    """
+    Tell whether γ^t turns the gradient further than the weights ĉ(s) do, beyond chance.
+
+    :param angle: degrees by which the weights ĉ(s) turn the gradient
+    :param gradient: degrees by which γ^t turns it
+    :return: whether what the critic sees does not tell the time well enough
+    """
+    return bool(angle < gradient.power_angle.low)
+
+
 def judge(
     angle: Estimate, gradient: GradientComparison, variation: Estimate, gamma: float, n_steps: int, *, corrects: bool
 ) -> Verdict:
@@ -97,9 +108,8 @@ def judge(
     if not gradient.corrected_seen and not gradient.uncorrected_seen:
         why = f"both gradients are lost in noise, so the states alone decide: {states}"
         return _verdict(by_states, why, steps_to_tell(variation, MODERATE_VARIATION, LARGE_VARIATION, n_steps), n_steps)
-    power = gradient.power_angle
-    hidden = angle < power.low
-    judged = power if hidden else angle
+    hidden = time_is_hidden(angle, gradient)
+    judged = gradient.power_angle if hidden else angle
     by_angle = grade(judged, MODERATE_ANGLE, LARGE_ANGLE)
     if by_angle == "cannot tell yet" and not corrects and by_states == "negligible":
         return Verdict("negligible", f"the states do not tell early steps from late ones beyond chance: {states}")
