@@ -1,5 +1,7 @@
 """The episode clock by itself."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def test_a_rollout_in_pieces_is_the_whole(n_steps: int, n_envs: int, cuts: list[
         t = t + 1
     clock, pieces = EpisodeClock(n_envs), []
     borders = [0, *sorted(min(cut, n_steps) for cut in cuts), n_steps]
-    for begin, end in zip(borders[:-1], borders[1:], strict=True):
+    for begin, end in pairwise(borders):
         # what follows a piece is known only by whether the last episode ended, as SB3 has it
         pieces.append(clock.read(starts[begin:end], starts[end] if end > begin else np.zeros(n_envs, dtype=bool)))
     np.testing.assert_array_equal(np.concatenate(pieces), counted)
