@@ -52,6 +52,7 @@ env.step(env.action_space.sample())
 assert env.render().ndim == 3
 policy = "MultiInputPolicy" if isinstance(env.observation_space, gym.spaces.Dict) else "MlpPolicy"
 sb3_avgcorr.AveragingPPO(policy, env, n_steps=64, device="cpu").learn(64)
+env.close()
 """
     return snippet(f"train on {name}", code)
 
@@ -95,7 +96,7 @@ CHAINS: list[list[tuple[str, list[Check]]]] = [
                 Check("enjoy", ("sb3-avgcorr", "enjoy", "--env", "CartPole-v1", "-n", "200", "--no-render")),
                 Check(
                     "plot-train",
-                    ("sb3-avgcorr", *PLOT, "--save", "curve.png"),
+                    ("sb3-avgcorr", *PLOT, "-w", "10", "--save", "curve.png"),
                 ),
                 Check("record-video", ("sb3-avgcorr", "record-video", "--env", "CartPole-v1", "-n", "50")),
                 Check("tune", ("sb3-avgcorr", "train", *TINY_TRAIN, "-optimize", "--n-trials", "2", "--no-optim-plots")),
@@ -115,7 +116,7 @@ CHAINS: list[list[tuple[str, list[Check]]]] = [
                 Check("diagnose", ("sb3-avgcorr", "diagnose", "--env", "CartPole-v1", "--out", "diagnosed")),
                 Check("reproduce --list", ("sb3-avgcorr", "reproduce", "--list")),
                 snippet("exact solutions", "from sb3_avgcorr.tabular import random_mdp; print(random_mdp)"),
-                refused((*TINY_COMPARE, "--ray"), "ray"),
+                refused((*TINY_COMPARE, "--ray", "--out", "ray"), "ray"),
             ],
         ),
         ("ray", [Check("compare --ray", ("sb3-avgcorr", *TINY_COMPARE, "--ray", "--out", "ray"))]),
