@@ -4,8 +4,8 @@ Correct an algorithm that this package knows nothing about: REINFORCE with a bas
     python examples/correct_your_own_algorithm.py
 
 The task is the paper's counterexample. The actor cannot tell its two states apart, which want opposite actions; under
-discounting the first state counts more, so "top" is right. Without the correction both states weigh the same, and nothing
-is learned but noise.
+discounting the first state counts more, so "top" is right. Without the correction both states count the same, and
+nothing is learned but noise.
 """
 
 from typing import Any, ClassVar
@@ -120,6 +120,7 @@ def main(total_timesteps: int = 12_000, seeds: int = 2) -> dict[str | None, list
                 env,
                 gamma=0.8,
                 correction=correction,
+                correction_strength=1.0,  # the task is known to need it; "auto" would first make sure
                 policy_kwargs={"net_arch": {"pi": [], "vf": [16]}},
                 seed=seed,
                 device="cpu",

@@ -16,22 +16,23 @@ if TYPE_CHECKING:
     from sb3_avgcorr.ppo_recurrent import AveragingRecurrentPPO
     from sb3_avgcorr.trpo import AveragingTRPO
 
-__version__ = "0.1.0"
+    # at run time it is computed, see below
+    __all__ = [
+        "BAC",
+        "AsymmetricActorCriticPolicy",
+        "AveragingA2C",
+        "AveragingBAC",
+        "AveragingCorrection",
+        "AveragingMaskablePPO",
+        "AveragingPPO",
+        "AveragingRecurrentPPO",
+        "AveragingTRPO",
+        "CorrectionDiagnosticsCallback",
+        "__version__",
+        "diagnose",
+    ]
 
-__all__ = [
-    "BAC",
-    "AsymmetricActorCriticPolicy",
-    "AveragingA2C",
-    "AveragingBAC",
-    "AveragingCorrection",
-    "AveragingMaskablePPO",
-    "AveragingPPO",
-    "AveragingRecurrentPPO",
-    "AveragingTRPO",
-    "CorrectionDiagnosticsCallback",
-    "__version__",
-    "diagnose",
-]
+__version__ = "0.1.0"
 
 register_envs()
 
@@ -44,9 +45,13 @@ _LAZY = {
     "CorrectionDiagnosticsCallback": ("sb3_avgcorr.diagnostics", "experiments"),
     "diagnose": ("sb3_avgcorr.diagnostics", "experiments"),
 }
+_PRESENT = ["BAC", "AveragingA2C", "AveragingBAC", "AveragingCorrection", "AveragingPPO", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        # computed when asked for: ``from sb3_avgcorr import *`` gives what the installed extras allow
+        return sorted([*_PRESENT, *filter(_available, _LAZY)])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, extra = _LAZY[name]
@@ -56,3 +61,15 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").startswith("sb3_avgcorr"):
             raise
         raise ImportError(f'{name} needs {error.name}: pip install "sb3-avgcorr[{extra}]"') from error
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
+
+
+def _available(name: str) -> bool:
+    try:
+        __getattr__(name)
+    except ImportError:
+        return False
+    return True
