@@ -8,7 +8,8 @@ from rliable import library, metrics
 from scipy import stats
 
 from sb3_avgcorr.reporting import statistics
-from sb3_avgcorr.runs.jobs import Episodes, Job, Result
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.results import Episodes, Result
 
 NONE = Episodes(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
 X = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0])
@@ -47,7 +48,7 @@ def test_areas_and_finals_by_hand() -> None:
 def rliable_own(func: Any, data: Any) -> tuple[float, float, float]:
     """rliable with nothing of ours around it, from the stream that ours uses."""
     arrays = data if isinstance(data, list) else [data]
-    with statistics._seeded(*arrays):
+    with statistics.seeded(*arrays):
         points, ends = library.get_interval_estimates({"a": data}, lambda *x: np.array([func(*x)]), reps=statistics.RESAMPLES)
     return float(points["a"][0]), float(ends["a"][0, 0]), float(ends["a"][1, 0])
 
@@ -57,7 +58,6 @@ def test_estimates_are_those_of_rliable(n: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(statistics, "RESAMPLES", 300)
     x, y = np.resize(X, n)[:, None], Y[:, None]
     for ours, theirs in (
-        (statistics.interval(x), rliable_own(metrics.aggregate_mean, x)),
         (statistics.iqm(x), rliable_own(metrics.aggregate_iqm, x)),
         (statistics.probability_of_improvement(x, y), rliable_own(metrics.probability_of_improvement, [x, y])),
     ):
@@ -74,14 +74,20 @@ def test_estimates_by_hand() -> None:
     assert statistics.probability_of_improvement([1.0, 2.0], [1.0, 2.0]).value == 0.5
 
 
-def test_interval_covers_about_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "RESAMPLES", 200)
-    rng = np.random.default_rng(0)
-    inside = 0
-    for _ in range(60):
-        _, low, high = statistics.interval(rng.normal(size=20))
-        inside += low <= 0.0 <= high
-    assert 50 <= inside <= 60
+def test_interval_is_students() -> None:
+    # mean 2, standard deviation 1, t of two degrees of freedom 4.3027
+    expected = (2.0, 2.0 - 4.3027 / 3**0.5, 2.0 + 4.3027 / 3**0.5)
+    assert statistics.interval([1.0, 2.0, 3.0]) == pytest.approx(expected, abs=1e-4)
+    assert statistics.interval([0.5] * 10) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 10])
+def test_interval_covers_what_it_says(runs: int) -> None:
+    """Of nothing, few runs must not make something more often than they should."""
+    draws = np.random.default_rng(0).normal(size=(3000, runs))
+    ends = np.array([statistics.interval(x) for x in draws])
+    outside = np.mean((ends[:, 1] > 0.0) | (ends[:, 2] < 0.0))
+    assert outside == pytest.approx(0.05, abs=0.015)
 
 
 def test_global_stream_is_left_alone_and_intervals_repeat() -> None:
@@ -103,13 +109,13 @@ def test_difference_is_welch() -> None:
     np.testing.assert_allclose(ours, [middle, middle - half, middle + half])
 
 
-def test_verdicts() -> None:
-    assert statistics.verdict(statistics.difference(Y + 20.0, Y)) == "better"
-    assert statistics.verdict(statistics.difference(Y - 20.0, Y)) == "worse"
-    assert statistics.verdict(statistics.difference(X, Y)) == "cannot tell"
-    assert statistics.verdict(statistics.difference([1.0], [0.0])) == "cannot tell"  # one run has no interval
-    assert statistics.verdict(statistics.difference([1.0, 1.0], [1.0, 1.0])) == "cannot tell"
-    assert statistics.verdict(statistics.difference([2.0, 2.0], [1.0, 1.0])) == "better"
+def test_what_a_difference_tells() -> None:
+    assert statistics.told(statistics.difference(Y + 20.0, Y)) == "better"
+    assert statistics.told(statistics.difference(Y - 20.0, Y)) == "worse"
+    assert statistics.told(statistics.difference(X, Y)) == "cannot tell"
+    assert statistics.told(statistics.difference([1.0], [0.0])) == "cannot tell"  # one run has no interval
+    assert statistics.told(statistics.difference([1.0, 1.0], [1.0, 1.0])) == "cannot tell"
+    assert statistics.told(statistics.difference([2.0, 2.0], [1.0, 1.0])) == "better"
 
 
 def test_single_run_has_no_interval() -> None:

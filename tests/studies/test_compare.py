@@ -17,12 +17,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sb3_avgcorr.cli.compare import analyse, compare, main, parser, prepare, variant
+from sb3_avgcorr.cli.compare import main
 from sb3_avgcorr.cli.main import main as command_line
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.reporting import page
-from sb3_avgcorr.runs.jobs import Episodes, Job, Result
+from sb3_avgcorr.reporting.comparison import analyse
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.results import Episodes, Result
+from sb3_avgcorr.runs.settings import variant
 from sb3_avgcorr.runs.training import CHECKPOINT_SECONDS
+from sb3_avgcorr.studies.compare import compare, plan
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
@@ -78,7 +82,7 @@ def test_stdout(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def wait_and_kill(arguments: Sequence[str], out: Path, patience: float, after: int) -> None:
     """Start the real command, and kill it a while after it has written that many checkpoints or results."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sb3_avgcorr.zoo", "compare", *arguments, "--out", str(out)],
+        [sys.executable, "-m", "sb3_avgcorr", "compare", *arguments, "--out", str(out)],
         env={**os.environ, CHECKPOINT_SECONDS: "0", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -120,7 +124,7 @@ def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path) -> None:
     for after in (1, 2, 4):
         wait_and_kill(SMALL, tmp_path, rng.uniform(0.0, 1.0), after)
     code = subprocess.run(
-        [sys.executable, "-m", "sb3_avgcorr.zoo", "compare", *SMALL, "--out", str(tmp_path)], capture_output=True, timeout=300
+        [sys.executable, "-m", "sb3_avgcorr", "compare", *SMALL, "--out", str(tmp_path)], capture_output=True, timeout=300
     ).returncode
     assert code == 0
     same_tables(undisturbed, tmp_path)
@@ -151,7 +155,7 @@ def members(group: int) -> list[str]:
 def test_ctrl_c(tmp_path: Path) -> None:
     """It ends at once, says how to go on, and leaves no process behind."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sb3_avgcorr.zoo", "compare", *SMALL, "-n", "500000", "--out", str(tmp_path)],
+        [sys.executable, "-m", "sb3_avgcorr", "compare", *SMALL, "-n", "500000", "--out", str(tmp_path)],
         env={**os.environ, CHECKPOINT_SECONDS: "0", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -182,7 +186,8 @@ def test_ctrl_c(tmp_path: Path) -> None:
 def test_equal_settings_differ_in_the_correction_only() -> None:
     assert variant("averaging_ppo", "CartPole-v1") == ("averaging_ppo", {})
     assert variant("ppo", "CartPole-v1") == ("averaging_ppo", {"correction": None})
-    assert variant("power_ppo", "CartPole-v1") == ("averaging_ppo", {"correction": "power"})
+    # γ^t is applied in full, whatever the averaging correction's strength
+    assert variant("power_ppo", "CartPole-v1") == ("averaging_ppo", {"correction": "power", "correction_strength": 1.0})
     assert variant("bac", "CartPole-v1", paper=True) == ("averaging_bac", {"correction": None})
     assert variant("a2c", "CartPole-v1", hyperparams={"gamma": 0.5}) == ("averaging_a2c", {"gamma": 0.5, "correction": None})
     assert variant("ppo_lstm", "CartPole-v1") == ("averaging_ppo_lstm", {"correction": None})
@@ -229,7 +234,7 @@ def test_mistakes_are_told_before_anything_is_made(
 
 
 def test_steps_are_those_of_the_file() -> None:
-    jobs = prepare(parser().parse_args(["--env", "CartPole-v1", "--seeds", "2"]))
+    jobs = plan("CartPole-v1", seeds=2)
     assert {job.steps for group in jobs.values() for job in group} == {100_000}
     assert [job.label for group in jobs.values() for job in group] == ["ppo"] * 2 + ["power_ppo"] * 2 + ["averaging_ppo"] * 2
     assert [job.seed for job in jobs["ppo"]] == [0, 1]

@@ -1,0 +1,161 @@
+"""Our own studies: what they train, on which settings, and what they make of it."""
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from made_up_results import outcome_of
+from stable_baselines3 import PPO
+
+from sb3_avgcorr.envs import register_envs
+from sb3_avgcorr.runs.manager import settings_of
+from sb3_avgcorr.runs.settings import variant
+from sb3_avgcorr.studies import ring
+from sb3_avgcorr.studies.benchmark import BOX2D_SB3, MUJOCO_SB3
+from sb3_avgcorr.studies.experiment import Size, conduct
+from sb3_avgcorr.studies.head_only import HEAD_ONLY
+from sb3_avgcorr.studies.long_tail import LongTail, job_of
+from sb3_avgcorr.studies.ring import Ring
+from sb3_avgcorr.studies.safety import SAFETY
+from sb3_avgcorr.studies.variants import VariantStudy
+
+OURS = [MUJOCO_SB3, BOX2D_SB3, SAFETY, HEAD_ONLY]
+
+
+@pytest.mark.parametrize("study", OURS, ids=lambda study: study.name)
+def test_variants_differ_in_the_correction_alone(study: VariantStudy) -> None:
+    about = {"correction", "correction_strength", "critic_epochs", "critic_learning_rate"}
+    for task in study.tasks:
+        jobs = {name: study.plan(Size(seeds=1, envs=(task.env,)))[task.env, name][0] for name in study.variants}
+        settings = {name: settings_of(job) for name, job in jobs.items()}
+        common = [{k: v for k, v in entry.items() if k not in about} for entry in settings.values()]
+        assert all(entry == common[0] for entry in common)
+        assert settings["none"]["correction"] is None
+        assert settings["averaging"]["correction_strength"] == 1.0
+
+
+def test_sizes() -> None:
+    full = MUJOCO_SB3.plan(Size(full=True))
+    assert {(len(jobs), jobs[0].steps) for jobs in full.values()} == {(10, 1_000_000)}
+    assert len(full) == 5 * 4
+    safety = {env: jobs[0].steps for (env, _), jobs in SAFETY.plan(Size(full=True)).items()}
+    assert safety["HalfCheetah-v5"] == 300_000
+    assert safety["CartPole-v1"] == 50_000
+    assert max(jobs[0].steps for jobs in SAFETY.plan(Size()).values()) <= 30_000
+
+
+def test_safety_has_sb3s_defaults() -> None:
+    settings = settings_of(SAFETY.plan(Size())["HalfCheetah-v5", "none"][0])
+    model = PPO("MlpPolicy", "CartPole-v1", device="cpu")
+    for name in ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "learning_rate"):
+        assert settings[name] == getattr(model, name)
+    assert settings["clip_range"] == model.clip_range(1.0)
+    assert settings["n_envs"] * settings["n_steps"] == model.n_steps
+    assert settings["policy_kwargs"] == {}
+
+
+def test_critic_without_a_head_is_trained_as_long() -> None:
+    """As under equal settings everywhere."""
+    _, options = variant("ppo", "MountainCarContinuous-v0", paper=True)
+    assert HEAD_ONLY.variants["none"] == options
+    head = settings_of(HEAD_ONLY.plan(Size(seeds=1))["MountainCarContinuous-v0", "head"][0])
+    assert head["correction_network"] == "shared"
+    assert head["correction_strength"] == 0.0
+    assert head.get("correction", "averaging") == "averaging"
+
+
+def test_judged_by_both_returns() -> None:
+    planned = SAFETY.plan(Size())
+    outcome = outcome_of(planned, {"none": 100.0, "averaging": 50.0, "auto": 99.0})
+    found = SAFETY.judge(Size(), planned, outcome)
+    assert len(found.claims) == 3 * 7 * 2
+    verdicts = {(claim.text, claim.verdict) for claim in found.claims}
+    assert ("auto's mean is within 5 % of PPO's or above", "supported") in verdicts
+    assert ("averaging is not told worse than PPO", "contradicted") in verdicts
+    assert ("averaging is not told worse than PPO", "supported") not in verdicts
+    together = found.sections[0]
+    rows = {row[0]: row for row in together.tables[0].rows}
+    assert rows.keys() == {"none", "averaging", "auto"}
+    assert {picture.name for section in found.sections for picture in section.pictures} == {
+        "safety-profile.png",
+        "safety-return.png",
+        "safety-discounted.png",
+    }
+    scores = found.data["safety"]
+    assert set(scores["measure"]) == {"area", "final", "evaluation"}
+    assert len(scores) == 7 * 3 * 3 * 2 * 3
+
+
+def test_small_benchmark_end_to_end(tmp_path: Path) -> None:
+    found = conduct(SAFETY, Size(seeds=2, steps=512, envs=("CartPole-v1", "Acrobot-v1")), tmp_path, workers=2)
+    # an episode of Acrobot takes 500 steps, so that none ends in 16 environments
+    assert len(found.failed) == 6
+    assert all("no episode ended" in line for line in found.failed)
+    assert {claim.place.partition(",")[0] for claim in found.claims} == {"CartPole-v1"}
+    assert (tmp_path / "safety.md").exists()
+
+
+# The long tail
+
+
+def test_rivals_on_the_long_tail() -> None:
+    jobs = {name: job_of("avgcorr/LongTail-v0", 0.2, name, 0) for name in ("averaging", "auto", "geometric", "cut", "none")}
+    settings = {name: settings_of(job) for name, job in jobs.items()}
+    assert settings["auto"]["correction_strength"] == "auto"
+    assert settings["averaging"]["correction_strength"] == settings["cut"]["correction_strength"] == 1.0
+    assert settings["cut"]["env_wrapper"] == [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 30}}]  # γ = 0.9
+    assert settings["geometric"]["correction"] is None
+    assert jobs["cut"].eval_without == ("TimeLimit",)
+
+
+def test_long_tail_judged() -> None:
+    study = LongTail({"avgcorr/LongTail-v0": (0.0, 0.5)})
+    planned = study.plan(Size())
+    levels = {"none": 10.0, "power": 30.0, "averaging": 31.0, "auto": 31.0, "geometric": 30.5, "cut": 40.0}
+    found = study.judge(Size(), planned, outcome_of(planned, levels))
+    verdicts = {claim.text: claim.verdict for claim in found.claims if claim.place.endswith("0.5")}
+    assert verdicts["averaging has the higher discounted return than PPO"] == "supported"
+    assert verdicts["auto is not told worse than averaging"] == "supported"
+    assert verdicts["averaging on cut episodes has the higher discounted return than averaging"] == "supported"
+    assert len(found.data["long-tail"]) == 2 * 6 * 3
+
+
+def test_long_tail_runs(tmp_path: Path) -> None:
+    """The real thing, small: every variant is evaluated on the task, whose episodes have their full length."""
+    study = LongTail({"avgcorr/LongTail-v0": (0.2,)})
+    found = conduct(study, Size(seeds=1, steps=2000), tmp_path, workers=2)
+    assert found.failed == []
+    frame = found.data["long-tail"]
+    assert len(frame) == 6
+    assert (frame["return"].abs() > 0).all()
+
+
+# The ring
+
+
+def test_what_the_ring_wants() -> None:
+    """By hand: the first quarter pays for action 1 what the discounted return counts most."""
+    register_envs()
+    model = PPO("MultiInputPolicy", gym.make("avgcorr/Ring-v0", laps=2), gamma=0.8, n_steps=64, seed=0, device="cpu")
+    found = ring.probe(model)
+    signs = np.tile(np.repeat([1.0, -0.6], [3, 9]), 2)
+    assert found["best"] == pytest.approx(float(signs @ 0.8 ** np.arange(24)))
+    assert 0.0 < found["wanted_action"] < 1.0
+    assert found["discounted"] < found["best"]
+
+
+def test_ring_runs_and_is_judged(tmp_path: Path) -> None:
+    found = conduct(Ring(laps=(1, 2)), Size(seeds=2, steps=1920), tmp_path, workers=2)
+    assert found.failed == []
+    frame = found.data["ring"]
+    assert len(frame) == 2 * len(ring.VARIANTS) * 2
+    assert (frame["discounted"] <= frame["best"] + 1e-9).all()
+    assert {claim.place for claim in found.claims} == {"2 laps", "2 laps against 1"}
+    assert {path.name for path in tmp_path.glob("ring*.png")} == {"ring-discounted.png", "ring-wanted_action.png"}
+
+
+def test_auto_and_full_strength_are_other_runs() -> None:
+    planned = Ring().plan(Size(seeds=1))
+    names = [jobs[0].name for jobs in planned.values()]
+    assert len(set(names)) == len(names) == 4 * 5
