@@ -1,10 +1,30 @@
 """The actor's gradients on parts of a rollout, which tell how far to correct."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
+
+#: rollouts for each of which the gradients are taken at first
+FIRST_ROLLOUTS = 16
+#: passes of the algorithm's update for which they are taken once after that
+PASSES = 16
+
+
+def gradients_are_due(rollout: int, passes: int) -> bool:
+    """
+    Tell whether the gradients are to be taken for a rollout, which costs about as much as one pass of the update.
+
+    They are taken for every rollout at first, when a bias does most harm, and then so often that they stay below a tenth of
+    the update's passes.
+
+    :param rollout: number of the rollout, from 1
+    :param passes: passes of the algorithm's update over a rollout
+    :return: whether they are
+    """
+    return rollout <= FIRST_ROLLOUTS or rollout % math.ceil(PASSES / passes) == 0
 
 
 def block_gradients(
@@ -29,5 +49,7 @@ def block_gradients(
             for a in th.as_tensor(coefficients[:, block], dtype=log_probs.dtype, device=log_probs.device):
                 gradients = th.autograd.grad((a * log_probs).mean(), parameters, retain_graph=True)
                 rows.append(th.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
+    with th.no_grad():
+        log_prob(blocks[0][:1])  # a policy keeps its last distribution; one with a graph could not be copied
     n_coefficients = len(coefficients)
     return np.stack(rows).reshape(len(blocks), n_coefficients, -1).swapaxes(0, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_avgcorr.common.actor import block_gradients
+from sb3_avgcorr.common.actor import block_gradients, gradients_are_due
 from sb3_avgcorr.common.clock import EpisodeClock
 from sb3_avgcorr.common.correction import effective_sample_size, lambda_returns
 from sb3_avgcorr.common.critic import CriticFit, CriticLayers, check_critic
@@ -25,8 +24,8 @@ from sb3_avgcorr.common.interface import corrected_algorithm, documented_paramet
 from sb3_avgcorr.common.options import OPTIONS, CorrectionOptions, check_options, options_doc
 from sb3_avgcorr.common.rollout import Rollout, check_finite, check_policy, flat_observations, rollout_rows, take_rows
 from sb3_avgcorr.common.saving import SavedCorrection
-from sb3_avgcorr.common.strength import Strength, blocks
-from sb3_avgcorr.fast import Engine, engine_for
+from sb3_avgcorr.common.strength import Strength, blocks, independent_blocks
+from sb3_avgcorr.fast import Engine, engine_for, use_numpy
 
 
 class AveragingCorrection(SavedCorrection, CorrectionOptions):
@@ -117,8 +116,12 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         self.correction_estimator = self._make_estimator()
 
     def _make_engine(self) -> Engine | None:
-        wanted = self.fast == "always" or (self.fast and self.corrects)
-        return engine_for(self, corrected_algorithm(type(self), AveragingCorrection)) if wanted else None
+        if not (self.fast == "always" or (self.fast and self.corrects)):
+            return None
+        engine = engine_for(self, corrected_algorithm(type(self), AveragingCorrection))
+        if engine is not None and self.correction_estimator is not None and self.correction_network == "separate":
+            use_numpy(self.correction_estimator)
+        return engine
 
     def _follow_options(self) -> None:
         """Check the options, which the user may have changed since the last rollout, and make what they ask for."""
@@ -158,14 +161,14 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
     ) -> bool:
         complete = True
         try:
-            if getattr(self._engine, "collects", lambda: False)():
+            if self._engine is not None and self._engine.collects():
                 complete = self._engine.collect(env, callback, rollout_buffer, *args, **kwargs)
             else:
                 complete = super().collect_rollouts(env, callback, rollout_buffer, *args, **kwargs)
         except Exception:
             # torch reports a NaN observation as a distribution with wrong parameters, an environment as a wrong action
             check_finite("observation", self._last_obs, rollout=False)
-            check_policy(self)
+            check_policy(self, self._last_values())
             raise
         finally:
             # An exception or a callback may break a rollout off; it has moved the environments all the same.
@@ -250,7 +253,11 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
             if self._engine is not None and self._engine.trains():
                 self._engine.train()
             else:
-                super().train()
+                try:
+                    super().train()
+                except ValueError:  # so says torch of a distribution with wrong parameters
+                    check_policy(self, self._last_values())
+                    raise
         check_policy(self)
 
         if rollout is not None:
@@ -389,42 +396,43 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         """
         if not isinstance(self.correction_strength, str):
             return float(self.correction_strength)
-        # The gradients cost about as much as one pass of the update; this keeps them below a tenth of its passes.
         passes = getattr(self, "n_epochs", None) or getattr(self, "n_critic_updates", 1)
-        if self._rollouts % math.ceil(STRENGTH_PASSES / passes) == 1 or passes >= STRENGTH_PASSES:
+        if gradients_are_due(self._rollouts, passes):
             advantages = self.rollout_buffer.advantages
-            pair = np.stack([advantages, advantages * ratio])
             if getattr(self, "normalize_advantage", False) or self.normalize_before_weighting:
-                pair -= pair.mean(axis=(1, 2), keepdims=True)
+                advantages = advantages - advantages.mean()
             parts = blocks(*ratio.shape)
-            gradients = self._actor_gradients(pair.reshape(2, -1), parts)
-            if gradients is None:
+            try:
+                u, c = self._actor_gradients(ratio.reshape(-1), advantages.reshape(-1), parts)
+            except (NotImplementedError, TypeError, AttributeError, RuntimeError) as error:
+                warnings.warn(
+                    f"The gradient of {type(self).__name__}'s actor cannot be taken ({error}), so that "
+                    "correction_strength='auto' corrects in full (1). Override _log_prob(), or choose a number.",
+                    stacklevel=2,
+                )
+                self.correction_strength = 1.0
                 return 1.0
-            self._strength.update(*gradients, np.array([len(part) for part in parts]))
-        self.logger.record("correction/gradient_cosine", self._strength.cosine)
+            self._strength.update(u, c, np.array([len(part) for part in parts]), independent_blocks(parts, self.n_envs))
+        if self._strength.known:
+            self.logger.record("correction/gradient_cosine", self._strength.cosine)
         return self._strength.k
 
-    def _actor_gradients(self, coefficients: np.ndarray, parts: list[np.ndarray]) -> np.ndarray | None:
+    def _actor_gradients(
+        self, weights: np.ndarray, advantages: np.ndarray, parts: list[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """
-        Compute the actor's gradients on parts of the rollout: of the mean of coefficient times log-probability.
+        Compute the actor's gradients on parts of the rollout.
 
-        :param coefficients: several of each sample, shape (n_coefficients, n_samples)
+        :param weights: w of each sample
+        :param advantages: A of each sample
         :param parts: the samples of each part
-        :return: shape (n_coefficients, n_parts, n_parameters); None if they cannot be taken
+        :return: those of mean(A·log π) and of mean(w·A·log π), each of shape (n_parts, n_parameters)
         """
-        if hasattr(self._engine, "actor_gradients") and self._engine.trains():
-            return self._engine.actor_gradients(coefficients, parts)
+        if self._engine is not None and self._engine.serves():
+            return self._engine.actor_block_gradients(weights, advantages, parts)
         self.policy.set_training_mode(False)
-        try:
-            return block_gradients(self._log_prob, self.policy, coefficients, parts)
-        except (NotImplementedError, TypeError, AttributeError, RuntimeError) as error:
-            warnings.warn(
-                f"The gradient of {type(self).__name__}'s actor cannot be taken ({error}), so that correction_strength='auto' "
-                "corrects in full (1). Override _log_prob(), or set correction_strength to a number.",
-                stacklevel=2,
-            )
-            self.correction_strength = 1.0
-            return None
+        u, c = block_gradients(self._log_prob, self.policy, np.stack([advantages, weights * advantages]), parts)
+        return u, c
 
     def _log_prob(self, rows: np.ndarray) -> th.Tensor:
         """
@@ -464,7 +472,3 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         features = self._critic_features(*critic_inputs)
         estimator = self.correction_estimator
         return np.ones(len(features)) if estimator is None else estimator.ratio(features)
-
-
-#: passes of the algorithm's update for which the strength's gradients are taken once
-STRENGTH_PASSES = 16

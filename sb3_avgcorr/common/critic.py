@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel, BasePolicy

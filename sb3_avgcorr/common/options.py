@@ -1,7 +1,7 @@
 """
 The correction's options, each in one place: name, type, default, range, documentation and search space.
 
-The constructor's signature, its checks, the docstrings, RL Zoo's YAML files and the Optuna search spaces read them from here. A
+The constructor's signature, its checks, the docstrings, RL Zoo's YAML files and the Optuna search spaces read them here. A
 class changes a default by an attribute of the same name: ``correction_epochs = 1``.
 """
 
@@ -109,8 +109,9 @@ class CorrectionOptions:
     )
     correction_network: Literal["shared", "separate"] = _option(
         "separate",
-        """``"separate"``: hidden layers of its own, of the critic's sizes; ``"shared"``: a head on the critic's layers. Both see
-        what the critic's layers see; a features extractor (or memory) with parameters is left to the algorithm's own update""",
+        """``"separate"``: hidden layers of its own, of the critic's sizes; ``"shared"``: a head on the critic's layers. Both
+        see what the critic's layers see; a features extractor (or memory) with parameters is left to the algorithm's own
+        update""",
         **_one_of("shared", "separate"),
         search=("categorical", ["shared", "separate"]),
     )
@@ -182,16 +183,16 @@ class CorrectionOptions:
     )
     correction_coef: float | None = _option(
         None,
-        """weight of the correction's loss beside the value loss when shared; ``None``: 1, beside a value loss scaled to a tenth
-        at most, so that the size of the rewards does not matter""",
+        """weight of the correction's loss beside the value loss when shared; ``None``: 1, beside a value loss scaled to a
+        tenth at most, so that the size of the rewards does not matter""",
         **_number(0.0, none=True),
         authors=True,
         search=("float", 0.1, 10.0, True),
     )
     correction_order: Literal["before", "after"] = _option(
         "before",
-        """``"before"``: fit on this rollout, then weight it (Algorithm 1 of the paper); ``"after"``: weight the rollout with the
-        correction learned from earlier ones, update, then fit (the authors' program)""",
+        """``"before"``: fit on this rollout, then weight it (Algorithm 1 of the paper); ``"after"``: weight the rollout with
+        the correction learned from earlier ones, update, then fit (the authors' program)""",
         **_one_of("before", "after"),
         authors=True,
         search=("categorical", ["before", "after"]),

@@ -99,7 +99,9 @@ def check_policy(model: OnPolicyAlgorithm, *outputs: np.ndarray) -> None:
     """
     parameters = list(model.policy.parameters())
     what = ""
-    if not th.isfinite(th.nn.utils.parameters_to_vector(parameters).sum()) and not all(th.isfinite(p).all() for p in parameters):
+    if not th.isfinite(th.nn.utils.parameters_to_vector(parameters).sum()) and not all(
+        th.isfinite(p).all() for p in parameters
+    ):
         what = "parameters are not finite"
     elif not all(np.isfinite(array).all() for array in outputs):
         what = "values or log-probabilities are not finite"

@@ -102,6 +102,38 @@ def gradient_products(
     return Products(signal, mean - signal)
 
 
+def jackknife_products(
+    u: np.ndarray, c: np.ndarray, sizes: np.ndarray | None = None, independent: np.ndarray | None = None
+) -> np.ndarray:
+    r"""
+    What each block says of the noise-free products: the jackknife's pseudo-values (Tukey, 1958).
+
+    With x the products from all M blocks and x_{-j} those without block j, the pseudo-value M·x - (M-1)·x_{-j} is what block j
+    adds. The mean of the pseudo-values is x, but for a term of order 1/M where blocks differ in their partners, and their
+    scatter over blocks is that of x, so one rollout already tells how well its products are known.
+
+    :param u: uncorrected gradient on each block, shape (M, P)
+    :param c: corrected gradient on each block, same shape
+    :param sizes: rows of each block, shape (M,); all the same if not given
+    :param independent: which blocks share no noise, shape (M, M); all that are not the same, if not given
+    :return: the pseudo-values, shape (M, 2, 2), with the mean x; x alone, shape (1, 2, 2), if a block cannot be missed
+    """
+    m = len(u)
+    sizes = np.ones(m) if sizes is None else np.asarray(sizes, dtype=np.float64)
+    independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
+    x = np.concatenate([u, c]).astype(np.float64)
+    pairs = np.outer(sizes, sizes) * independent
+    products = (x @ x.T).reshape(2, m, 2, m) * pairs[None, :, None, :]
+    total, weight = products.sum(axis=(1, 3)), pairs.sum()
+    without_weight = weight - 2.0 * pairs.sum(axis=1)
+    if m < 3 or np.any(without_weight <= ROUNDING * weight):
+        return (total / weight)[None]
+    of_block = products.sum(axis=3).transpose(1, 0, 2) + products.sum(axis=1).transpose(2, 0, 1)
+    without = (total - of_block) / without_weight[:, None, None]
+    values = m * total / weight - (m - 1) * without
+    return values + (total / weight - values.mean(axis=0))
+
+
 def gradient_cosine(signal: np.ndarray) -> float:
     """
     Cosine of the angle between the uncorrected and the corrected gradient, cos = ⟨u, c⟩ / sqrt(⟨u, u⟩⟨c, c⟩).
@@ -233,20 +265,22 @@ class Strength:
 
     The estimate of bias² is free of bias but not of noise, and to believe it early is to correct too much. So the gain in
     leaving u counts only as far as bias² is told from 0 over recent rollouts: not at all below 1.5 standard errors, in full
-    from 3. Rollouts are the independent samples (blocks of one rollout may share more than they should). They are few, so
-    Student's t is turned into the number of standard errors that is as rare under a normal distribution (Wallace, 1959): with
-    two rollouts hardly any t is enough, from five or so a clear bias is. κ adds no error of its own to first order, because
-    bias² is at its least in κ.
+    from 3. The blocks are the samples (:func:`jackknife_products`), so that a clear bias is told from the first rollout: a
+    policy that has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of standard
+    errors that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because
+    bias² is at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
 
     :param n: number of rollouts over which noise averages out and bias does not; ``"kl"`` derives it from the KL divergence of
         the updates (:func:`rollouts_within`)
     :param memory: number of rollouts over which earlier ones are forgotten by a factor e
-    :param prior: k as long as there are not two rollouts to compare; 0 is the uncorrected algorithm
+    :param prior: k as long as there are not two blocks to compare; 0 is the uncorrected algorithm
     :param rule: k from signal, noise, n and trust
     """
 
     #: standard errors from 0 at which the bias begins to count, and counts in full
     DOUBT, TRUST = 1.5, 3.0
+    #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
+    FEW, ENOUGH = 4, 16
     #: n under ``"kl"`` as long as no update has told its KL divergence
     N_BEFORE_KL = 10.0
 
@@ -267,12 +301,14 @@ class Strength:
         self.memory = memory
         self.prior = prior
         self.rule = rule
-        # sums over rollouts of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
+        # sums over blocks of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
         self._weight = self._squared_weight = 0.0
         self._first = np.zeros(6)
         self._second = np.zeros((6, 6))
         # the same for w and w·KL
         self._kl = np.zeros(2)
+        # gradients of short rollouts, as long as they are not enough: arrays (2, P)
+        self._held: list[np.ndarray] = []
 
     def update(
         self,
@@ -293,23 +329,33 @@ class Strength:
         :return: whether the rollout told anything; one without independent blocks, of zero gradients or of
             non-finite ones does not
         """
-        forget = np.exp(-1.0 / self.memory)
         if kl is not None and np.isfinite(kl):
-            self._kl = forget * self._kl + [1.0, max(float(kl), 0.0)]
+            self._kl = np.exp(-1.0 / self.memory) * self._kl + [1.0, max(float(kl), 0.0)]
         # divided by the largest number first, so that no square overflows
         peak = np.maximum(np.max(np.abs(u), initial=0.0), np.max(np.abs(c), initial=0.0))  # keeps a not-a-number
         if not (np.isfinite(peak) and peak > 0.0):
             return False
+        if len(u) < self.FEW:
+            # a rollout this short is one block among those of its neighbours
+            self._held.append(np.stack([np.average(x, axis=0, weights=sizes) for x in (u, c)]))
+            if len(self._held) < self.ENOUGH:
+                return False
+            (u, c), sizes, independent = np.stack(self._held, axis=1), None, None
+            self._held = []
+            peak = max(np.abs(u).max(), np.abs(c).max())
         u, c = np.divide(u, peak, dtype=np.float64), np.divide(c, peak, dtype=np.float64)
         signal, noise = gradient_products(u, c, sizes, independent)
         if np.isnan(signal).any():
             return False
-        upper, mean_square = np.triu_indices(2), (np.vdot(u, u) + np.vdot(c, c)) / (2 * len(u))
-        x = np.concatenate([signal[upper], noise[upper]]) / mean_square
-        self._weight = float(forget * self._weight + 1.0)
-        self._squared_weight = float(forget**2 * self._squared_weight + 1.0)
-        self._first = forget * self._first + x
-        self._second = forget * self._second + np.outer(x, x)
+        mean_square = (np.vdot(u, u) + np.vdot(c, c)) / (2 * len(u))
+        signals = jackknife_products(u, c, sizes, independent)
+        upper = np.triu_indices(2)
+        x = np.concatenate([signals[:, upper[0], upper[1]], np.tile(noise[upper], (len(signals), 1))], axis=1) / mean_square
+        forget = np.exp(-1.0 / self.memory)
+        self._weight = float(forget * self._weight + len(x))
+        self._squared_weight = float(forget**2 * self._squared_weight + len(x))
+        self._first = forget * self._first + x.sum(axis=0)
+        self._second = forget * self._second + x.T @ x
         return True
 
     @property
@@ -322,12 +368,12 @@ class Strength:
 
     @property
     def _degrees_of_freedom(self) -> float:
-        """Number of rollouts that count, less one; rollouts all remembered alike count in full."""
+        """Number of blocks that count, less one; blocks all remembered alike count in full."""
         return self._weight**2 / self._squared_weight - 1.0 if self._weight > 0.0 else 0.0
 
     @property
     def known(self) -> bool:
-        """Whether there are two rollouts to compare, without which nothing can be told from noise."""
+        """Whether there are two blocks to compare, without which nothing can be told from noise."""
         return self._degrees_of_freedom > 0.5
 
     def _error(self, direction: np.ndarray) -> float:
@@ -353,14 +399,20 @@ class Strength:
 
     @property
     def bias(self) -> float:
-        """How many standard errors bias² is above 0, over recent rollouts; 0 if it is not, or nothing is known."""
+        """
+        How many standard errors the bias is above 0, over recent rollouts; 0 if it is not, or nothing is known.
+
+        That of bias², or of -⟨u, c⟩ if it is more: a corrected gradient that points away from the uncorrected one is often told
+        where its length is lost in noise, and no scale of the uncorrected one mends it.
+        """
         if not self.known:
             return 0.0
         signal, noise = self._products()
         if squared_bias(signal) <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
             return 0.0
         kappa = uncorrected_scale(signal)
-        return self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0, 0.0, 0.0, 0.0]))
+        of_length = self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0, 0.0, 0.0, 0.0]))
+        return max(of_length, self._errors_from_zero(np.array([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])), 0.0)
 
     @property
     def trust(self) -> float:
@@ -394,6 +446,7 @@ class Strength:
             "first": self._first.copy(),
             "second": self._second.copy(),
             "kl": self._kl.copy(),
+            "held": np.array(self._held),
         }
 
     def set_state(self, state: dict[str, float | np.ndarray]) -> None:
@@ -404,3 +457,4 @@ class Strength:
         """
         self._weight, self._squared_weight = float(state["weight"]), float(state["squared_weight"])
         self._first, self._second, self._kl = (np.array(state[name], dtype=np.float64) for name in ("first", "second", "kl"))
+        self._held = list(np.asarray(state["held"]))

@@ -6,6 +6,6 @@ The same results in less time: for small networks on a CPU, nearly all of SB3's 
 
 from sb3_avgcorr.fast.engine import Engine, engine_for
 from sb3_avgcorr.fast.mlp import evaluate
-from sb3_avgcorr.fast.regressor import Regressor
+from sb3_avgcorr.fast.regressor import Regressor, use_numpy
 
-__all__ = ["Engine", "Regressor", "engine_for", "evaluate"]
+__all__ = ["Engine", "Regressor", "engine_for", "evaluate", "use_numpy"]

@@ -10,13 +10,15 @@ A regression on the state by a network with one output z, trained by Adam: the c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch as th
 from torch import nn
 
-from sb3_avgcorr.fast.mlp import Mlp, layers_of, sigmoid
+from sb3_avgcorr.common.correction import CorrectionNetwork
+from sb3_avgcorr.common.estimator import CorrectionEstimator
+from sb3_avgcorr.fast.mlp import Mlp, evaluate, layers_of, sigmoid
 from sb3_avgcorr.fast.parameters import FlatParameters, optimizer_served, parameter_served
 
 
@@ -90,7 +92,7 @@ class Regressor:
         z = self.mlp.forward(features)[:, 0]
         slope = sigmoid(z)
         n = len(z)
-        softplus = np.logaddexp(0.0, z)
+        softplus: np.ndarray = np.logaddexp(0.0, z)
         if self.loss == "bce":
             loss = (np.add.reduce(softplus) - z.dot(targets)) / n
             delta = (slope - targets) / n
@@ -101,3 +103,50 @@ class Regressor:
         self.mlp.backward(delta[:, None], self._gradients)
         self.parameters.step()
         return float(loss)
+
+
+class NumpyRegression:
+    """
+    The estimator's :class:`~sb3_avgcorr.common.estimator.Regression` in numpy, on the same parameters.
+
+    :param network: the network
+    :param regressor: fits it; None: it is only evaluated
+    """
+
+    def __init__(self, network: CorrectionNetwork, regressor: Regressor | None = None) -> None:
+        self.network, self.regressor = network, regressor
+
+    def prepare(self, features: th.Tensor) -> np.ndarray:
+        if self.regressor is not None:
+            self.regressor.adopt()
+        return features.numpy()
+
+    def outputs(self, features: np.ndarray) -> np.ndarray:
+        if self.regressor is not None:
+            return self.regressor.outputs(features)
+        return evaluate([self.network.body, self.network.head], features)[:, 0]
+
+    def step(self, features: np.ndarray, targets: np.ndarray, learning_rate: float, returns: np.ndarray | None) -> float:
+        assert self.regressor is not None, "this network is only evaluated"
+        for group in self.regressor.parameters.optimizer.param_groups:
+            group["lr"] = learning_rate
+        return self.regressor.step(features, targets)
+
+
+def use_numpy(estimator: CorrectionEstimator) -> bool:
+    """
+    Let an estimator evaluate and fit its own network in numpy, if that is the same computation.
+
+    :param estimator: an estimator that shares no layers with a critic
+    :return: whether it does so now
+    """
+    network = estimator.network
+    if network.head.weight.device.type != "cpu":
+        return False
+    modules = [network.body, network.head]
+    regressor = Regressor.of(modules, estimator.optimizer, network.loss_name, network.scale)
+    if regressor is None:
+        return False
+    average = None if estimator.average is None else NumpyRegression(cast(CorrectionNetwork, estimator.average.module))
+    estimator.use(NumpyRegression(network, regressor), average)
+    return True
