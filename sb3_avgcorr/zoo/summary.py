@@ -36,11 +36,12 @@ class CorrectionRecord(BaseCallback):
 
     def note(self) -> None:
         """Note the weights of the last rollout, if they were not noted yet."""
-        weights: np.ndarray | None = getattr(self.model, "correction_weights", None)
+        model = getattr(self, "model", None)  # none yet if the run failed before its first step
+        weights: np.ndarray | None = getattr(model, "correction_weights", None)
         if weights is None or weights is self._seen:
             return
         self._seen = weights
-        strength: float | None = getattr(self.model, "correction_strength_used", None)
+        strength: float | None = getattr(model, "correction_strength_used", None)
         self.rows.append(
             (
                 self.num_timesteps,

@@ -24,7 +24,8 @@ word = st.sampled_from([*NUMBERS, *CODE, *TEXT]) | st.text(max_size=6)
 #: hyperparameters, but for those of which a wild value makes a long run of a short one
 NAMES = [*inspect.signature(AveragingPPO).parameters, "normalize", "env_wrapper", "callback", "frame_stack", "nonsense"]
 NAMES = [name for name in NAMES if "epochs" not in name and name not in ("n_steps", "stats_window_size")]
-pair = st.tuples(st.sampled_from(NAMES), word).map(":".join) | word
+value = st.sampled_from(NUMBERS) | st.floats().map(repr) | st.sampled_from(CODE)
+pair = st.tuples(st.sampled_from(NAMES), value).map(":".join) | word
 
 #: options that take a value, by command; none of which makes a run longer
 OPTIONS = {

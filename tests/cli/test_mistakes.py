@@ -84,7 +84,7 @@ MISTAKES = [
     (["-optimize", "--storage", "sqlite:///no/such/folder.db"], "(--storage) cannot be opened: "),
     (["-optimize", "--storage", "nonsense"], "'nonsense' (--storage) cannot be opened"),
     (["-f", "model.zip"], "model.zip"),
-    (["-tb", "model.zip"], "model.zip"),
+    (["-tb", "model.zip", "--eval-freq", "-1"], "model.zip"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(
     before = sorted(here.rglob("*"))
     code = cli.main(["train", "--verbose", "0", *arguments])
     assert complaint in said(capsys)
-    assert code == (1 if arguments == ["-tb", "model.zip"] else 2)  # SB3 opens it when the training begins
+    assert code == (1 if "-tb" in arguments else 2)  # SB3 opens it when the training begins
     assert sorted(here.rglob("*")) == before
     # a folder of the user's stays, empty as it was
     if "-f" not in arguments:
