@@ -65,9 +65,9 @@ class Engine:
         if type(buffer) not in (RolloutBuffer, DictRolloutBuffer) or any(name in vars(buffer) for name in BUFFER_METHODS):
             return False
         network = self._network
-        if network is None or network.policy is not self.model.policy or not network.is_current():
+        if network is None or network.policy is not self.model.policy or not network.structure.is_current():
             network = self._network = ActorCritic.of(self.model.policy)
-        return network is not None and network.is_undisturbed() and network.parameters.adopt()
+        return network is not None and network.structure.is_undisturbed() and network.parameters.adopt()
 
     def trains(self) -> bool:
         """

@@ -6,33 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import MlpExtractor
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from sb3_avgcorr.common.policies import AsymmetricMlpExtractor
 from sb3_avgcorr.fast.features import Features, features_of, rows_of
 from sb3_avgcorr.fast.heads import Head, head_of
 from sb3_avgcorr.fast.mlp import Mlp, layers_of, pieces
 from sb3_avgcorr.fast.parameters import FlatParameters, parameter_served, views
+from sb3_avgcorr.fast.structure import POLICY_METHODS, Structure
 
-#: methods of the policy and of its layers whose work is done here; a class or an object that has its own is not served
-POLICY_METHODS = (
-    "__call__",
-    "forward",
-    "extract_features",
-    "get_distribution",
-    "_get_action_dist_from_latent",
-    "evaluate_actions",
-    "predict_values",
-    "obs_to_tensor",
-)
 #: which rows of a rollout
 Rows = slice | np.ndarray
-EXTRACTOR_METHODS = ("forward", "forward_actor", "forward_critic")
 
 
 class ActorCritic:
@@ -64,8 +51,7 @@ class ActorCritic:
             part.bind(self.parameters.arrays)
         self.actor_gradients = actor.gradients(self.parameters.gradients)
         self.critic_gradients = critic.gradients(self.parameters.gradients)
-        self._structure = [(module, _children(module)) for module in policy.modules()]
-        self._groups = _groups(policy.optimizer)
+        self.structure = Structure(policy)
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -105,38 +91,6 @@ class ActorCritic:
         if sorted(optimized) != sorted(map(id, parameters)) or not all(map(parameter_served, parameters)):
             return None
         return cls(policy, *networks, head, of_actor, of_critic)
-
-    def is_current(self) -> bool:
-        """
-        Tell whether the policy still consists of the modules, parameters and optimiser that were read.
-
-        :return: whether it does; if not it must be read again
-        """
-        return (
-            self.parameters.optimizer is self.policy.optimizer
-            and all(_children(module) == children for module, children in self._structure)
-            and _groups(self.policy.optimizer) == self._groups
-        )
-
-    def is_undisturbed(self) -> bool:
-        """
-        Tell whether nobody listens inside the policy: its computation may be done elsewhere.
-
-        :return: whether no module has a hook, and no object a method of its own in place of its class's
-        """
-        return not (
-            _has_any_global_hook()
-            or any(
-                module._forward_hooks
-                or module._forward_pre_hooks
-                or module._backward_hooks
-                or module._backward_pre_hooks
-                or "forward" in module.__dict__
-                for module, _ in self._structure
-            )
-            or any(name in self.policy.__dict__ for name in POLICY_METHODS)
-            or any(name in self.policy.mlp_extractor.__dict__ for name in EXTRACTOR_METHODS)
-        )
 
     def inputs(self, observations: Any) -> tuple[np.ndarray, np.ndarray]:
         """
@@ -239,14 +193,6 @@ class Samples:
             return permutation
         environment, step = np.divmod(permutation, self._n_steps)
         return step * self._n_envs + environment
-
-
-def _children(module: nn.Module) -> tuple[int, ...]:
-    return tuple(map(id, (*module._modules.values(), *module._parameters.values())))
-
-
-def _groups(optimizer: th.optim.Optimizer) -> list[list[tuple[int, bool]]]:
-    return [[(id(p), p.requires_grad) for p in group["params"]] for group in optimizer.param_groups]
 
 
 def _unchanged(thing: object, base: type, methods: tuple[str, ...]) -> bool:

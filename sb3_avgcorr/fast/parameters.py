@@ -83,7 +83,6 @@ class FlatParameters:
             raise ValueError("Every parameter that has a gradient must be in exactly one group of the optimiser.")
         self.values = np.empty(sum(p.numel() for p in everything), np.float32)
         n_trained = sum(p.numel() for p in self.trained)
-        self.trained_values = self.values[:n_trained]
         self.gradient = np.zeros(n_trained, np.float32)
         self._scratch = np.empty(n_trained, np.float32)
         self._moments = [np.zeros(n_trained, np.float32) for _ in MOMENTS.get(type(optimizer), ())]
@@ -102,7 +101,7 @@ class FlatParameters:
         for index, p in enumerate(self.trained):
             tensors = {"step": th.from_numpy(self._steps[index : index + 1]).view(())}
             tensors |= {name: th.from_numpy(parts[p]) for name, parts in zip(self.moment_names, moment_views, strict=True)}
-            self._state.append((p, {name: (tensor, tensor.data_ptr()) for name, tensor in tensors.items()}))
+            self._state.append((p, tensors))
 
     @property
     def moment_names(self) -> tuple[str, ...]:
@@ -131,18 +130,18 @@ class FlatParameters:
         """
         for parameter, tensors in self._state:
             state: dict[str, Any] = self.optimizer.state[parameter]
-            for name, (tensor, address) in tensors.items():
+            for name, tensor in tensors.items():
                 known = state.get(name)
+                if known is tensor:
+                    continue
                 if known is None:
                     tensor.zero_()
-                elif not isinstance(known, th.Tensor):
-                    tensor.fill_(float(known))
-                elif known.data_ptr() == address:
-                    continue
-                else:
+                elif isinstance(known, th.Tensor):
                     tensor.copy_(known)
+                else:
+                    tensor.fill_(float(known))
                 state[name] = tensor
-        return all(np.ptp(steps) == 0.0 for steps in self._steps_of_groups if len(steps) > 0)
+        return all((steps == steps[:1]).all() for steps in self._steps_of_groups)
 
     def clip_gradient(self, max_norm: float) -> None:
         """
