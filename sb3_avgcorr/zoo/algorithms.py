@@ -23,7 +23,7 @@ class UncorrectedPPO(AveragingPPO):
 
 
 class UncorrectedBAC(AveragingBAC):
-    """:class:`~sb3_avgcorr.bac.BAC`, to the bit, which also knows the fast path (``fast="always"``)."""
+    """BAC, to the bit, which also knows the fast path (``fast="always"``)."""
 
     def __init__(self, *args: Any, correction: Correction = None, **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
