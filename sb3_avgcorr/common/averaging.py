@@ -156,7 +156,7 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
 
     # Rollout
 
-    def collect_rollouts(  # type: ignore[override]
+    def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, *args: Any, **kwargs: Any
     ) -> bool:
         complete = True
@@ -396,7 +396,7 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         """
         if not isinstance(self.correction_strength, str):
             return float(self.correction_strength)
-        passes = getattr(self, "n_epochs", None) or getattr(self, "n_critic_updates", 1)
+        passes: int = getattr(self, "n_epochs", 0) or getattr(self, "n_critic_updates", 1)
         if gradients_are_due(self._rollouts, passes):
             advantages = self.rollout_buffer.advantages
             if getattr(self, "normalize_advantage", False) or self.normalize_before_weighting:
@@ -428,7 +428,8 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
         :param parts: the samples of each part
         :return: those of mean(A·log π) and of mean(w·A·log π), each of shape (n_parts, n_parameters)
         """
-        if self._engine is not None and self._engine.serves():
+        own = type(self)._log_prob is not AveragingCorrection._log_prob
+        if self._engine is not None and not own and self._engine.serves():
             return self._engine.actor_block_gradients(weights, advantages, parts)
         self.policy.set_training_mode(False)
         u, c = block_gradients(self._log_prob, self.policy, np.stack([advantages, weights * advantages]), parts)

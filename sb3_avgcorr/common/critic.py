@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel, BasePolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
@@ -27,7 +27,7 @@ def critic_features(policy: ActorCriticPolicy, obs: PyTorchObs) -> th.Tensor:
     return BaseModel.extract_features(policy, obs, policy.vf_features_extractor)
 
 
-def check_critic(policy: BasePolicy, features: Callable[..., th.Tensor]) -> None:
+def check_critic(policy: Any, features: Callable[..., th.Tensor]) -> None:
     """
     Raise a TypeError if a policy's critic cannot be read: if its value is not that of its layers behind the features.
 

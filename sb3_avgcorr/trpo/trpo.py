@@ -14,7 +14,7 @@ class AveragingTRPO(AveragingCorrection, TRPO):
     same order and with the same defaults, and the correction's as keywords. With ``correction=None`` it is sb3-contrib's
     TRPO, to the bit.
 
-    The correction weighs the surrogate objective; the KL divergence that bounds the step stays as it is, over the states as
+    The correction weights the surrogate objective; the KL divergence that bounds the step stays as it is, over the states as
     they were sampled.
     """
 
