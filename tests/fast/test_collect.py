@@ -332,3 +332,15 @@ def test_another_algorithm_is_collected_for_but_not_trained() -> None:
     assert engine is not None
     assert engine.collects()
     assert not engine.trains()
+
+
+@pytest.mark.parametrize(("width", "batch_size", "n_threads"), [(64, 32, 2), (8192, 4, 2), (8192, 32, 1)])
+def test_large_layers_are_torchs_if_it_has_threads(width: int, batch_size: int, n_threads: int) -> None:
+    model = with_rollout(batch_size=batch_size, policy_kwargs={"net_arch": {"pi": [2], "vf": [width]}})
+    engine = engine_for(model)
+    assert engine is not None
+    th.set_num_threads(n_threads)
+    assert engine.trains()
+    model.batch_size = 48
+    assert engine.trains() == (width == 64 or n_threads == 1)
+    assert engine.collects()
