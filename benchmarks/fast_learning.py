@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from sb3_avgcorr.reporting.progress import Display
+from sb3_avgcorr.reporting.statistics import areas, curve, difference, finals, interval
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.runner import run_jobs
-from sb3_avgcorr.reporting.statistics import areas, curve, difference, finals, interval
 
 RESULTS = Path(__file__).parent / "results"
 #: task -> steps, settings
@@ -34,12 +35,13 @@ def main() -> None:
         for env, (steps, settings) in TASKS.items()
         for fast in (True, False)
     }
-    results = run_jobs(list(jobs.values()), args.runs, workers=args.jobs).results
+    results = run_jobs(list(jobs.values()), args.runs, workers=args.jobs, observer=Display()).results
     lines = [
         "# Learning with and without the fast path",
         "",
         f"Made by `python benchmarks/fast_learning.py --seeds {args.seeds}`: AveragingPPO with the settings of",
-        "hyperparams/averaging_ppo.yml (Pendulum without gSDE), equal but for `fast`. Means and 95 % bootstrap intervals.",
+        "hyperparams/averaging_ppo.yml (Pendulum without gSDE), equal but for `fast`. Means with Student's 95 % intervals,",
+        "differences with Welch's.",
         "",
         "| task | measure | `fast=True` | `fast=False` | difference |",
         "|---|---|---|---|---|",

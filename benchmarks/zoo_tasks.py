@@ -16,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sb3_avgcorr.runs.jobs import Job, read_result
-from sb3_avgcorr.runs.training import run_job, settings_of
+from sb3_avgcorr.runs.jobs import Job
+from sb3_avgcorr.runs.manager import settings_of
+from sb3_avgcorr.runs.results import Result, read_result
+from sb3_avgcorr.runs.run import run_job
 
 TASKS = [
     "CartPole-v1",
@@ -29,6 +31,8 @@ TASKS = [
     "avgcorr/LongTail-v0",
     "avgcorr/LongTailContinuous-v0",
     "avgcorr/LongTailReacher-v0",
+    "avgcorr/Ring-v0",
+    "avgcorr/Carousel-v0",
     "avgcorr/UR5Reacher-v0",
     "avgcorr/PointMassEasy-v0",
     "avgcorr/SparseReacherEasy-v0",
@@ -38,7 +42,12 @@ TASKS = [
 
 
 def train(job: Job, folder: Path) -> None:
-    """Train, and note how long it took."""
+    """
+    Train, and note how long it took.
+
+    :param job: the run
+    :param folder: where runs are
+    """
     if read_result(job, folder) is None:
         start = time.perf_counter()
         run_job(job, folder)
@@ -46,13 +55,18 @@ def train(job: Job, folder: Path) -> None:
 
 
 def row(jobs: list[Job], folder: Path) -> str:
-    """A line of the table: the first and the last tenth of training."""
+    """
+    A line of the table: the first and the last tenth of training.
+
+    :param jobs: the runs of a task
+    :param folder: where runs are
+    """
     budget = int(settings_of(jobs[0])["n_timesteps"])
     steps = jobs[0].steps
     minutes, first, last = [], [], []
     for job in jobs:
         result = read_result(job, folder)
-        assert result is not None
+        assert isinstance(result, Result)
         minutes.append(json.loads((folder / job.name / "minutes.json").read_text()))
         returns, when = result.episodes.returns, result.episodes.step
         if len(returns):
