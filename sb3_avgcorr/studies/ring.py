@@ -125,7 +125,7 @@ class Ring(Experiment):
             ("power", "worse than", "power falls with the laps"),
         ):
             if variant in values and variant in few.groups:
-                verdict, apart = judge(relation, values[variant], few.get_group(variant))  # type: ignore[arg-type]
+                verdict, apart = judge(relation, values[variant], few.get_group(variant))
                 claims.append(Claim(text, verdict, apart, f"{last} laps against {frame['laps'].min()}"))
         rows = [
             [str(laps), str(variant), interval(part["discounted"]).text(3), interval(part["wanted_action"]).text(3)]

@@ -142,6 +142,7 @@ def test_ppo_stays_stuck_and_corrected_ppo_does_not() -> None:
     assert last["auto"] > 0.95
 
 
+@pytest.mark.slow
 def test_the_whole_experiment_small(tmp_path: Path) -> None:
     experiment = Counterexample(gammas=(0.5,))
     found = conduct(experiment, Size(seeds=2, steps=200), tmp_path, workers=2)
