@@ -273,12 +273,15 @@ class Strength:
     :param n: number of rollouts over which noise averages out and bias does not; ``"kl"`` derives it from the KL divergence of
         the updates (:func:`rollouts_within`)
     :param memory: number of rollouts over which earlier ones are forgotten by a factor e
-    :param prior: k as long as there are not two blocks to compare; 0 is the uncorrected algorithm
+    :param prior: k as long as nothing is known
+    :param patience: number of rollouts over which the prior gives way, by a factor e
     :param rule: k from signal, noise, n and trust
     """
 
     #: standard errors from 0 at which the bias begins to count, and counts in full
     DOUBT, TRUST = 1.5, 3.0
+    #: standard errors below 0 from which ⟨u, c⟩ speaks for the corrected gradient alone
+    OPPOSED = 1.0
     #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
     FEW, ENOUGH = 4, 16
     #: n under ``"kl"`` as long as no update has told its KL divergence
@@ -288,7 +291,8 @@ class Strength:
         self,
         n: float | Literal["kl"] = 10.0,
         memory: float = 20.0,
-        prior: float = 0.0,
+        prior: float = 1.0,
+        patience: float = 4.0,
         rule: Callable[[np.ndarray, np.ndarray, float, float], float] = least_error_strength,
     ) -> None:
         if n != "kl" and (isinstance(n, str) or not n >= 1.0):
@@ -300,6 +304,9 @@ class Strength:
         self._n = n
         self.memory = memory
         self.prior = prior
+        self.patience = patience
+        # rollouts that told anything
+        self._count = 0
         self.rule = rule
         # sums over blocks of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
         self._weight = self._squared_weight = 0.0
@@ -356,6 +363,7 @@ class Strength:
         self._squared_weight = float(forget**2 * self._squared_weight + len(x))
         self._first = forget * self._first + x.sum(axis=0)
         self._second = forget * self._second + x.T @ x
+        self._count += 1
         return True
 
     @property
@@ -399,20 +407,14 @@ class Strength:
 
     @property
     def bias(self) -> float:
-        """
-        How many standard errors the bias is above 0, over recent rollouts; 0 if it is not, or nothing is known.
-
-        That of bias², or of -⟨u, c⟩ if it is more: a corrected gradient that points away from the uncorrected one is often told
-        where its length is lost in noise, and no scale of the uncorrected one mends it.
-        """
+        """How many standard errors bias² is above 0, over recent rollouts; 0 if it is not, or nothing is known."""
         if not self.known:
             return 0.0
         signal, noise = self._products()
         if squared_bias(signal) <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
             return 0.0
         kappa = uncorrected_scale(signal)
-        of_length = self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0, 0.0, 0.0, 0.0]))
-        return max(of_length, self._errors_from_zero(np.array([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])), 0.0)
+        return self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0, 0.0, 0.0, 0.0]))
 
     @property
     def trust(self) -> float:
@@ -420,11 +422,20 @@ class Strength:
         return float(np.clip((self.bias - self.DOUBT) / (self.TRUST - self.DOUBT), 0.0, 1.0))
 
     @property
+    def opposed(self) -> float:
+        """How far the uncorrected gradient is taken to do harm, in [0, 1]: by how many standard errors ⟨u, c⟩ is below 0."""
+        if not self.known:
+            return 0.0
+        return float(np.clip(self._errors_from_zero(np.array([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])) / self.OPPOSED, 0.0, 1.0))
+
+    @property
     def k(self) -> float:
         """How far to correct, in [0, 1]."""
         if not self.known:
             return self.prior
-        return self.rule(*self._products(), self.n, self.trust)
+        found = max(self.rule(*self._products(), self.n, self.trust), self.opposed)
+        doubt = float(np.exp(-self._count / self.patience)) if self.patience > 0.0 else 0.0
+        return doubt * self.prior + (1.0 - doubt) * found
 
     @property
     def cosine(self) -> float:
@@ -441,6 +452,7 @@ class Strength:
         :return: what :meth:`set_state` takes
         """
         return {
+            "count": self._count,
             "weight": self._weight,
             "squared_weight": self._squared_weight,
             "first": self._first.copy(),
@@ -455,6 +467,7 @@ class Strength:
 
         :param state: what :meth:`get_state` gave
         """
+        self._count = int(state["count"])
         self._weight, self._squared_weight = float(state["weight"]), float(state["squared_weight"])
         self._first, self._second, self._kl = (np.array(state[name], dtype=np.float64) for name in ("first", "second", "kl"))
         self._held = list(np.asarray(state["held"]))
