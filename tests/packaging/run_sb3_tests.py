@@ -1,7 +1,7 @@
 """
 Run the tests of Stable-Baselines3 and sb3-contrib with our classes in place of theirs.
 
-    python tests/packaging/run_sb3_tests.py [FILE ...] [-- PYTEST OPTIONS]
+    python tests/packaging/run_sb3_tests.py [PACKAGE or FILE ...] [-- PYTEST OPTIONS]
 
 The source distributions of the installed releases hold the tests. They are fetched, and behind each import of a class that
 we have corrected a line is written that puts ours under its name. Tests of algorithms that are not ours are left out.
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     Fetch, replace, run.
 
-    :param arguments: names of test files, all if there are none; behind ``--`` options of pytest
+    :param arguments: names of packages or test files, all if there are none; behind ``--`` options of pytest
     :return: exit code
     """
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="sb3-tests-") as temporary:
         for package, names in FILES.items():
             tests = fetch(package, Path(temporary))
-            chosen = [name for name in names if not only or name in only]
+            chosen = [name for name in names if not only or only & {name, package}]
             for name in chosen:
                 path = tests / f"{name}.py"
                 path.write_text(with_our_classes(path.read_text(encoding="utf-8")), encoding="utf-8")
