@@ -39,6 +39,9 @@ class Pending:
         self.first_step = 0
         self.truncated: list[tuple[int, int, Any]] = []  # (step, environment, terminal observation) to bootstrap from
         self.known = network.parameters.values.copy() if watched else None
+        # of a CNN, what its layers gave at each step is kept
+        shape = (buffer.buffer_size, buffer.n_envs, network.actor.layers[0].weight.shape[1])
+        self.features = np.empty(shape, np.float32) if network.has_layers_below else None
 
     def compute(self, stop: int) -> None:
         """
@@ -49,12 +52,10 @@ class Pending:
         network, buffer = self.network, self.buffer
         steps = slice(self.first_step, stop)
         self.first_step = stop
-        observations: Any = buffer.observations
-        if isinstance(observations, dict):
-            observations = {key: array[steps] for key, array in observations.items()}
+        if self.features is None:
+            of_actor, of_critic = network.inputs(rows_of(_steps(buffer.observations, steps)))
         else:
-            observations = observations[steps]
-        of_actor, of_critic = network.inputs(rows_of(observations))
+            of_actor = of_critic = rows_of(self.features[steps])
         actions = buffer.actions[steps].reshape(len(of_actor), -1).astype(np.float32, copy=False)
         buffer.values[steps] = network.values(of_critic).reshape(-1, buffer.n_envs)
         buffer.log_probs[steps] = network.log_probs(of_actor, actions).reshape(-1, buffer.n_envs)
@@ -173,7 +174,10 @@ def collect(
     )
     for n_steps in range(n_rollout_steps):
         last_obs: Any = model._last_obs
-        outputs = forward(features(last_obs))
+        inputs = features(last_obs)
+        if pending.features is not None:
+            pending.features[n_steps] = inputs
+        outputs = forward(inputs)
         total = np.add.reduce(outputs, axis=None)
         if total != total and np.isnan(outputs).any():  # NaN, told without looking at each number
             raise ValueError(
@@ -240,3 +244,9 @@ def collect(
     callback.update_locals(seen)
     callback.on_rollout_end()
     return last_values
+
+
+def _steps(observations: Any, steps: slice) -> Any:
+    if isinstance(observations, dict):
+        return {key: array[steps] for key, array in observations.items()}
+    return observations[steps]

@@ -57,15 +57,8 @@ class Engine:
         assert self._network is not None, "ask serves() first"
         return self._network
 
-    def serves(self) -> bool:
-        """
-        Tell whether the policy can be evaluated here *now*, and make its parameters views of the engine's array.
-
-        Cheap enough to ask before every rollout and update. A hook, a method put in place of another on an object, another
-        device or data type, a policy that was rebuilt: all of it is noticed here.
-
-        :return: whether it can; if not, SB3's own loop must be used
-        """
+    def _is_ready(self) -> bool:
+        """Whether the policy's MLPs can be evaluated here now; if so their parameters become views of the engine's array."""
         buffer = self.model.rollout_buffer
         if type(buffer) not in (RolloutBuffer, DictRolloutBuffer) or any(name in vars(buffer) for name in BUFFER_METHODS):
             return False
@@ -73,6 +66,17 @@ class Engine:
         if network is None or network.policy is not self.model.policy or not network.structure.is_current():
             network = self._network = ActorCritic.of(self.model.policy)
         return network is not None and network.structure.is_undisturbed() and network.parameters.adopt()
+
+    def serves(self) -> bool:
+        """
+        Tell whether all of the policy can be evaluated here *now*, and make its parameters views of the engine's array.
+
+        Cheap enough to ask before every rollout and update. A hook, a method put in place of another on an object, another
+        device or data type, a policy that was rebuilt: all of it is noticed here.
+
+        :return: whether it can; not if it has layers in its features extractor (a CNN), of which only rollouts are collected
+        """
+        return self._is_ready() and not self.network.has_layers_below
 
     def trains(self) -> bool:
         """
@@ -95,7 +99,9 @@ class Engine:
         :return: whether it does
         """
         return (
-            self.algorithm.collect_rollouts is OnPolicyAlgorithm.collect_rollouts and not self.model.use_sde and self.serves()
+            self.algorithm.collect_rollouts is OnPolicyAlgorithm.collect_rollouts
+            and not self.model.use_sde
+            and self._is_ready()
         )
 
     def collect(self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int) -> bool:
@@ -160,4 +166,4 @@ def engine_for(model: OnPolicyAlgorithm, algorithm: type[OnPolicyAlgorithm] | No
     :return: the engine; None where SB3's own loop and update must be used
     """
     engine = Engine(model, algorithm or type(model))
-    return engine if engine.serves() else None
+    return engine if engine.serves() or engine.collects() else None

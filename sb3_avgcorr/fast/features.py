@@ -1,4 +1,4 @@
-"""What a policy's layers see: observations as a matrix of float32, without torch."""
+"""What a policy's layers see: observations as a matrix of float32."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
+from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 #: a function from observations, one a row, to a matrix with one row each
@@ -72,6 +75,24 @@ def features_of(extractor: nn.Module, space: spaces.Space) -> Features | None:
 
     def features(observations: dict[str, np.ndarray]) -> np.ndarray:
         return np.concatenate([part(observations[key]) for key, part in parts if part is not None], axis=1)
+
+    return features
+
+
+def torch_features(policy: ActorCriticPolicy) -> Features:
+    """
+    What a features extractor with layers of its own (a CNN) makes of observations, computed by torch.
+
+    :param policy: a policy whose actor and critic share their extractor
+    :return: the same function on arrays
+    """
+
+    def features(observations: Any) -> np.ndarray:
+        with th.inference_mode():
+            tensor: Any = BaseModel.extract_features(
+                policy, obs_as_tensor(observations, policy.device), policy.features_extractor
+            )
+            return tensor.numpy()
 
     return features
 

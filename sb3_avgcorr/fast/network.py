@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
-from stable_baselines3.common.torch_layers import MlpExtractor
+from stable_baselines3.common.torch_layers import CombinedExtractor, MlpExtractor
 from torch import nn
 
 from sb3_avgcorr.common.policies import AsymmetricMlpExtractor
-from sb3_avgcorr.fast.features import Features, features_of, rows_of
+from sb3_avgcorr.fast.features import Features, features_of, rows_of, torch_features
 from sb3_avgcorr.fast.heads import Head, head_of
 from sb3_avgcorr.fast.mlp import Mlp, layers_of, pieces
 from sb3_avgcorr.fast.parameters import FlatParameters, parameter_served, views
@@ -32,6 +32,7 @@ class ActorCritic:
     :param head: the distribution
     :param actor_features: what the actor's layers see of observations
     :param critic_features: what the critic's layers see of them
+    :param has_layers_below: whether that comes from layers that are torch's (a CNN), and dear to compute
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class ActorCritic:
         head: Head,
         actor_features: Features,
         critic_features: Features,
+        has_layers_below: bool = False,
     ) -> None:
         self.policy, self.actor, self.critic, self.head = policy, actor, critic, head
         self.actor_features, self.critic_features = actor_features, critic_features
+        self.has_layers_below = has_layers_below
         self.parameters = FlatParameters([*self.actor_parameters, *critic.parameters], policy.optimizer)
         self.parameters.adopt()
         for part in (actor, critic, head):
@@ -76,21 +79,26 @@ class ActorCritic:
             layers_of([extractor.value_net, policy.value_net]),
         )
         head = head_of(policy)
-        of_actor = features_of(policy.pi_features_extractor, policy.observation_space)
-        of_critic = features_of(policy.vf_features_extractor, policy.observation_space)
-        if actor is None or critic is None or head is None or of_actor is None or of_critic is None:
+        if actor is None or critic is None or head is None:
             return None
-        if type(extractor) is MlpExtractor and type(policy.pi_features_extractor) is type(policy.vf_features_extractor):
+        extractors = policy.pi_features_extractor, policy.vf_features_extractor
+        of_actor, of_critic = (features_of(each, policy.observation_space) for each in extractors)
+        below = list(policy.features_extractor.parameters())
+        if below and policy.share_features_extractor:
+            of_actor = of_critic = torch_features(policy)
+        elif below or of_actor is None or of_critic is None:
+            return None
+        elif _keys(extractors[0]) == _keys(extractors[1]):
             of_critic = of_actor  # both see the same: computed once
         networks = Mlp(actor), Mlp(critic)
         used = [*head.parameters, *networks[0].parameters, *networks[1].parameters]
-        parameters = list(policy.parameters())
-        if len(used) != len(parameters) or {id(p) for p in used} != {id(p) for p in parameters}:
+        parameters = [*used, *below]
+        optimized = [p for group in policy.optimizer.param_groups for p in group["params"]]
+        if not _same(parameters, policy.parameters()) or not _same(parameters, optimized):
             return None
-        optimized = [id(p) for group in policy.optimizer.param_groups for p in group["params"]]
-        if sorted(optimized) != sorted(map(id, parameters)) or not all(map(parameter_served, parameters)):
+        if not all(map(parameter_served, parameters)):
             return None
-        return cls(policy, *networks, head, of_actor, of_critic)
+        return cls(policy, *networks, head, of_actor, of_critic, has_layers_below=len(below) > 0)
 
     def inputs(self, observations: Any) -> tuple[np.ndarray, np.ndarray]:
         """
@@ -193,6 +201,14 @@ class Samples:
             return permutation
         environment, step = np.divmod(permutation, self._n_steps)
         return step * self._n_envs + environment
+
+
+def _same(some: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> bool:
+    return sorted(map(id, some)) == sorted(map(id, others))
+
+
+def _keys(extractor: nn.Module) -> list[str]:
+    return list(extractor.extractors) if isinstance(extractor, CombinedExtractor) else []
 
 
 def _unchanged(thing: object, base: type, methods: tuple[str, ...]) -> bool:

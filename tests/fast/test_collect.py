@@ -40,6 +40,17 @@ class EnginePPO(PPO):
         engine.train()
 
 
+class CollectingPPO(EnginePPO):
+    """PPO that collects on the engine and trains as SB3 does."""
+
+    def train(self) -> None:
+        engine = engine_for(self, PPO)
+        assert engine is not None
+        assert not engine.serves()
+        assert not engine.trains()
+        PPO.train(self)
+
+
 class Record(BaseCallback):
     """Keeps what it sees at each step, and copies of the rollouts."""
 
@@ -88,8 +99,8 @@ def learned(cls: type[PPO], make_env: Callable[[], Any], n_envs: int = 2, normal
     return model, record
 
 
-def assert_runs_are_the_same(make_env: Callable[[], Any], **kwargs: Any) -> None:
-    (expected, theirs), (model, ours) = (learned(cls, make_env, **kwargs) for cls in (PPO, EnginePPO))
+def assert_runs_are_the_same(make_env: Callable[[], Any], cls: type[PPO] = EnginePPO, **kwargs: Any) -> None:
+    (expected, theirs), (model, ours) = (learned(each, make_env, **kwargs) for each in (PPO, cls))
     assert len(ours.steps) == len(theirs.steps) == 72
     for a, b in zip(theirs.steps + theirs.rollouts, ours.steps + ours.rollouts, strict=True):
         close(a, b)
@@ -104,6 +115,12 @@ def assert_runs_are_the_same(make_env: Callable[[], Any], **kwargs: Any) -> None
 def test_spaces(kind: str, action: str) -> None:
     """Three rollouts and updates, with time limits and terminations among them."""
     assert_runs_are_the_same(lambda: space_env(kind, ACTIONS[action]), policy=policy_for(kind))
+
+
+@pytest.mark.parametrize("kind", ["image", "dict_image"])
+def test_images(kind: str) -> None:
+    """Layers below the MLPs stay torch's, and so does the update; they are evaluated once a step."""
+    assert_runs_are_the_same(lambda: space_env(kind, ACTIONS["box"]), policy=policy_for(kind), cls=CollectingPPO)
 
 
 @pytest.mark.parametrize("action", ["matrix", "multi_discrete", "multi_binary"])
