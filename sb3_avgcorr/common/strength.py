@@ -9,8 +9,7 @@ on each. What different blocks have in common is signal; what their mean has bey
 Everything here takes arrays and knows nothing of models. Matrices of shape (2, 2) have the rows and columns (u, c).
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -202,57 +201,11 @@ def least_error_strength(signal: np.ndarray, noise: np.ndarray, n: float = 1.0, 
     return _share(a, b, trust, rounding=ROUNDING * cc * (uu + nuu))
 
 
-def fixed_scale_strength(signal: np.ndarray, noise: np.ndarray, n: float = 1.0, trust: float = 1.0) -> float:
-    r"""
-    The strength k of least expected squared error among (1-β)·κu + β·c: each gradient keeps the length it has alone.
-
-        E|(1-β)·κū + β·c̄ - c|² = (1-β)²·bias² + ((1-β)²κ²·N(u,u) + 2β(1-β)κ·N(u,c) + β²·N(c,c)) / n
-
-    is least at (N already divided by n)
-
-        β = (bias² + κ²N(u,u) - κN(u,c)) / (bias² + κ²N(u,u) - 2κN(u,c) + N(c,c)),  cut to [0, 1],
-        k = β / (β + (1-β)·κ).
-
-    It agrees with :func:`least_error_strength` where bias is small beside the gradient, and is more cautious where it is not.
-
-    :param signal: noise-free products of the gradients, shape (2, 2), exact or estimated
-    :param noise: products of the noise of one rollout's mean, same shape
-    :param n: number of rollouts over which noise averages out and bias does not
-    :param trust: share in [0, 1] of the gain in leaving u that counts
-    :return: k in [0, 1]
-    """
-    (nuu, nuc), (_, ncc) = np.asarray(noise) / n
-    kappa = uncorrected_scale(signal)
-    gain = squared_bias(signal) + kappa**2 * nuu - kappa * nuc
-    return _share(kappa * (ncc - kappa * nuc), gain, trust, rounding=ROUNDING * (signal[1][1] + kappa**2 * nuu))
-
-
 def _share(a: float, b: float, trust: float, rounding: float) -> float:
     """The share trust·b / (a + trust·b) of c, where a and b are the gains in leaving c and u."""
     if not b > rounding or trust <= 0.0:
         return 0.0
     return float(trust * b / (a + trust * b)) if a > 0.0 else 1.0
-
-
-def rollouts_within(kl: float, reach: float = 1.0) -> float:
-    r"""
-    Over how many rollouts noise averages out and bias does not, from the KL divergence d of one update.
-
-    While the gradient stays about the same, n steps along it are n times as long, and so is their bias; their noise is only
-    sqrt(n) times as long. Relative to the way made, noise loses a factor n of its squared length and bias none. The gradient
-    stays about the same while the policy does: until it has moved by some ``reach`` in KL divergence. KL divergence is
-    quadratic in the step, so n updates in one direction move the policy by n²·d, and
-
-        n = sqrt(reach / d),  not below 1 (a rollout's noise cannot count more than once).
-
-    The usual d = 0.01 of PPO and a reach of one nat give 10. (Steps that are mostly noise go only n·d far, which would allow
-    reach/d = 100 rollouts. The smaller n is the cautious one: it takes noise to last, and corrects less.)
-
-    :param kl: KL divergence of an update
-    :param reach: KL divergence over which the gradient keeps its direction
-    :return: n; 100 at most, since nothing stays for ever
-    """
-    return float(np.clip(np.sqrt(reach / max(kl, 1e-12)), 1.0, 100.0))
 
 
 class Strength:
@@ -270,12 +223,20 @@ class Strength:
     errors that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because
     bias² is at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
 
-    :param n: number of rollouts over which noise averages out and bias does not; ``"kl"`` derives it from the KL divergence of
-        the updates (:func:`rollouts_within`)
+    While nothing is known k is the prior, 1: the first rollouts decide where a policy goes, and what they lose by noise is
+    made up for later. The prior gives way within some rollouts. From then on the algorithm is the uncorrected one until the
+    data say that this is biased; but where ⟨u, c⟩ is below 0, the uncorrected gradient is expected to do harm, and one standard
+    error is enough to leave it (:attr:`opposed`).
+
+    n says how long a gradient stays about the same. Until then n steps along it are n times as long, and so is their bias,
+    while their noise is only sqrt(n) times as long. It stays while the policy does, until that has moved by about one nat of
+    KL divergence, which is quadratic in the step: n updates of KL divergence d move it by n²·d, so n = sqrt(1/d), which is 10
+    for the usual d = 0.01 of PPO (docs/defaults.md has the measured ones).
+
+    :param n: number of rollouts over which noise averages out and bias does not
     :param memory: number of rollouts over which earlier ones are forgotten by a factor e
     :param prior: k as long as nothing is known
     :param patience: number of rollouts over which the prior gives way, by a factor e
-    :param rule: k from signal, noise, n and trust
     """
 
     #: standard errors from 0 at which the bias begins to count, and counts in full
@@ -284,36 +245,32 @@ class Strength:
     OPPOSED = 1.0
     #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
     FEW, ENOUGH = 4, 16
-    #: n under ``"kl"`` as long as no update has told its KL divergence
-    N_BEFORE_KL = 10.0
 
     def __init__(
         self,
-        n: float | Literal["kl"] = 10.0,
+        n: float = 10.0,
         memory: float = 20.0,
         prior: float = 1.0,
         patience: float = 4.0,
-        rule: Callable[[np.ndarray, np.ndarray, float, float], float] = least_error_strength,
     ) -> None:
-        if n != "kl" and (isinstance(n, str) or not n >= 1.0):
-            raise ValueError(f'`n` must be a number of at least 1 or "kl", got {n!r}.')
+        if not n >= 1.0:
+            raise ValueError(f"`n` must be at least 1 rollout, got {n!r}.")
         if not memory >= 1.0:
             raise ValueError(f"`memory` must be at least 1 rollout, got {memory}.")
         if not 0.0 <= prior <= 1.0:
             raise ValueError(f"`prior` must be in [0, 1], got {prior}.")
-        self._n = n
+        if not patience > 0.0:
+            raise ValueError(f"`patience` must be above 0 rollouts, got {patience}.")
+        self.n = n
         self.memory = memory
         self.prior = prior
         self.patience = patience
         # rollouts that told anything
         self._count = 0
-        self.rule = rule
         # sums over blocks of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
         self._weight = self._squared_weight = 0.0
         self._first = np.zeros(6)
         self._second = np.zeros((6, 6))
-        # the same for w and w·KL
-        self._kl = np.zeros(2)
         # gradients of short rollouts, as long as they are not enough: arrays (2, P)
         self._held: list[np.ndarray] = []
 
@@ -323,7 +280,6 @@ class Strength:
         c: np.ndarray,
         sizes: np.ndarray | None = None,
         independent: np.ndarray | None = None,
-        kl: float | None = None,
     ) -> bool:
         """
         Take in one rollout.
@@ -332,12 +288,9 @@ class Strength:
         :param c: corrected gradient on each block, same shape
         :param sizes: rows of each block, shape (M,); all the same if not given
         :param independent: which blocks share no noise (:func:`independent_blocks`); all if not given
-        :param kl: KL divergence of the latest update of the policy, for ``n="kl"``
         :return: whether the rollout told anything; one without independent blocks, of zero gradients or of
             non-finite ones does not
         """
-        if kl is not None and np.isfinite(kl):
-            self._kl = np.exp(-1.0 / self.memory) * self._kl + [1.0, max(float(kl), 0.0)]
         # divided by the largest number first, so that no square overflows
         peak = np.maximum(np.max(np.abs(u), initial=0.0), np.max(np.abs(c), initial=0.0))  # keeps a not-a-number
         if not (np.isfinite(peak) and peak > 0.0):
@@ -365,14 +318,6 @@ class Strength:
         self._second = forget * self._second + x.T @ x
         self._count += 1
         return True
-
-    @property
-    def n(self) -> float:
-        """Number of rollouts over which noise averages out and bias does not."""
-        if self._n != "kl":
-            return float(self._n)
-        weight, total = self._kl
-        return rollouts_within(total / weight) if weight > 0.0 else self.N_BEFORE_KL
 
     @property
     def _degrees_of_freedom(self) -> float:
@@ -429,13 +374,15 @@ class Strength:
         return float(np.clip(self._errors_from_zero(np.array([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])) / self.OPPOSED, 0.0, 1.0))
 
     @property
+    def found(self) -> float:
+        """How far to correct by what the rollouts say alone, in [0, 1]; 0 if they say nothing."""
+        return max(least_error_strength(*self._products(), self.n, self.trust), self.opposed) if self.known else 0.0
+
+    @property
     def k(self) -> float:
-        """How far to correct, in [0, 1]."""
-        if not self.known:
-            return self.prior
-        found = max(self.rule(*self._products(), self.n, self.trust), self.opposed)
-        doubt = float(np.exp(-self._count / self.patience)) if self.patience > 0.0 else 0.0
-        return doubt * self.prior + (1.0 - doubt) * found
+        """How far to correct, in [0, 1]: what was found, and the prior as long as that rests on few rollouts."""
+        doubt = 1.0 if self._count == 0 else float(np.exp(-self._count / self.patience))
+        return doubt * self.prior + (1.0 - doubt) * self.found
 
     @property
     def cosine(self) -> float:
@@ -452,12 +399,11 @@ class Strength:
         :return: what :meth:`set_state` takes
         """
         return {
-            "count": self._count,
+            "count": float(self._count),
             "weight": self._weight,
             "squared_weight": self._squared_weight,
             "first": self._first.copy(),
             "second": self._second.copy(),
-            "kl": self._kl.copy(),
             "held": np.array(self._held),
         }
 
@@ -469,5 +415,5 @@ class Strength:
         """
         self._count = int(state["count"])
         self._weight, self._squared_weight = float(state["weight"]), float(state["squared_weight"])
-        self._first, self._second, self._kl = (np.array(state[name], dtype=np.float64) for name in ("first", "second", "kl"))
+        self._first, self._second = (np.array(state[name], dtype=np.float64) for name in ("first", "second"))
         self._held = list(np.asarray(state["held"]))
