@@ -25,7 +25,7 @@ def train(model: A2C, network: ActorCritic) -> None:
     :param network: its policy's networks
     """
     parameters, head = network.parameters, network.head
-    model.policy.set_training_mode(True)
+    network.structure.set_training_mode(True)
     model._update_learning_rate(model.policy.optimizer)
     samples = Samples(network, model.rollout_buffer)
     samples.order()  # SB3 draws one; a sum over all samples has none

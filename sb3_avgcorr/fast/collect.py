@@ -151,7 +151,7 @@ def collect(
     :return: values of the states after the last step, shape (n_envs,); None if a callback ended the rollout
     """
     assert model._last_obs is not None, "No previous observation was provided"
-    model.policy.set_training_mode(False)
+    network.structure.set_training_mode(False)
     buffer.reset()
     callback.on_rollout_start()
     network.parameters.adopt()

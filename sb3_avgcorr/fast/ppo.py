@@ -69,7 +69,7 @@ def train(model: PPO, network: ActorCritic) -> None:
     :param network: its policy's networks
     """
     parameters = network.parameters
-    model.policy.set_training_mode(True)
+    network.structure.set_training_mode(True)
     model._update_learning_rate(model.policy.optimizer)
     progress = model._current_progress_remaining
     clip_range: float = model.clip_range(progress)  # type: ignore[operator]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 #: methods of the policy and of its layers whose work the engine does; a class or an object that has its own is not served
@@ -45,6 +46,9 @@ class Structure:
                 module._backward_pre_hooks,
             )
         ]
+        self._switches_plainly = type(policy).set_training_mode is BasePolicy.set_training_mode and all(
+            type(module).train is nn.Module.train for module in modules
+        )
         self._trained = [[(p, p.requires_grad) for p in group["params"]] for group in policy.optimizer.param_groups]
 
     def is_current(self) -> bool:
@@ -64,6 +68,18 @@ class Structure:
                 for group, trained in zip(self.optimizer.param_groups, self._trained, strict=True)
             )
         )
+
+    def set_training_mode(self, mode: bool) -> None:
+        """
+        Put the policy in training mode or out of it, as its own ``set_training_mode()`` does with more ado.
+
+        :param mode: whether it is trained
+        """
+        if self._switches_plainly and not _any_of(("train", "set_training_mode"), self.policy):
+            for attributes in self._attributes:
+                attributes["training"] = mode
+        else:
+            self.policy.set_training_mode(mode)
 
     def is_undisturbed(self) -> bool:
         """

@@ -174,6 +174,18 @@ def test_an_untrained_model_has_no_optimiser_state() -> None:
     assert model.policy.optimizer.state_dict()["state"] == {}
 
 
+def test_training_mode_is_that_of_sb3_in_every_module() -> None:
+    model = with_rollout()
+    engine = engine_of(model)
+    assert not any(module.training for module in model.policy.modules())
+    engine.train()
+    assert all(module.training for module in model.policy.modules())
+    seen: list[bool] = []
+    model.policy.set_training_mode = seen.append  # type: ignore[method-assign]
+    engine.train()
+    assert seen == [True]
+
+
 def test_autograd_goes_on_working_beside_it() -> None:
     """A graph made before and another made after an update give gradients, as with torch's own in-place steps."""
     model = trained(True)
