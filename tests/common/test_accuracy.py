@@ -7,7 +7,7 @@ from sb3_avgcorr.envs.dot_reacher import DotReacherEnv
 from sb3_avgcorr.studies.replay import learn_from, learned_residual_bias, make_estimator, rollouts, state_features
 from sb3_avgcorr.tabular import FiniteMDP, Samples, residual_bias
 
-SEEDS = 5
+SEEDS = 3
 
 
 def residual(start: str, gamma: float, *, n_steps: int = 2048, n_envs: int = 1) -> float:
@@ -49,7 +49,7 @@ def test_clock_in_the_observation(gamma: float) -> None:
     observations = (i / horizon).astype(np.float32)[:, None]
     mdp = FiniteMDP(P, np.zeros((horizon, 2)), np.eye(horizon)[0], gamma, observations=observations)
     estimator = make_estimator(mdp)
-    for rollout in rollouts(mdp.sample(mdp.uniform_policy(), 20 * 2048 + 1, horizon=horizon, rng=0), 2048):
+    for rollout in rollouts(mdp.sample(mdp.uniform_policy(), 12 * 2048 + 1, horizon=horizon, rng=0), 2048):
         learn_from(estimator, mdp, rollout)
     exact = gamma**i / np.mean(gamma**i)
     learned = estimator.ratio(state_features(mdp))
