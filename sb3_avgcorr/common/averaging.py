@@ -11,24 +11,22 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_avgcorr.common.actor import block_gradients, gradients_are_due
 from sb3_avgcorr.common.clock import EpisodeClock
-from sb3_avgcorr.common.correction import effective_sample_size, lambda_returns
+from sb3_avgcorr.common.clocked import ClockedRollouts
+from sb3_avgcorr.common.correction import effective_sample_size
 from sb3_avgcorr.common.critic import CriticFit, CriticLayers, check_critic
 from sb3_avgcorr.common.estimator import CorrectionEstimator, PowerWeights
 from sb3_avgcorr.common.interface import corrected_algorithm, documented_parameters, joint_signature
 from sb3_avgcorr.common.options import OPTIONS, CorrectionOptions, check_options, options_doc
-from sb3_avgcorr.common.rollout import Rollout, check_finite, check_policy, flat_observations, rollout_rows, take_rows
-from sb3_avgcorr.common.saving import SavedCorrection
+from sb3_avgcorr.common.rollout import Rollout, check_policy, rollout_rows, take_rows
 from sb3_avgcorr.common.strength import Strength, blocks, independent_blocks
-from sb3_avgcorr.fast import Engine, engine_for, use_numpy
+from sb3_avgcorr.fast import engine_for
 
 
-class AveragingCorrection(SavedCorrection, CorrectionOptions):
+class AveragingCorrection(ClockedRollouts, CorrectionOptions):
     r"""
     Corrects the discount-factor mismatch of an on-policy algorithm. Put it before the algorithm's class::
 
@@ -115,12 +113,12 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
             self._critic_layers = CriticLayers(self.policy)
         self.correction_estimator = self._make_estimator()
 
-    def _make_engine(self) -> Engine | None:
+    def _make_engine(self) -> Any:
         if not (self.fast == "always" or (self.fast and self.corrects)):
             return None
         engine = engine_for(self, corrected_algorithm(type(self), AveragingCorrection))
         if engine is not None and self.correction_estimator is not None and self.correction_network == "separate":
-            use_numpy(self.correction_estimator)
+            engine.serve(self.correction_estimator)
         return engine
 
     def _follow_options(self) -> None:
@@ -153,80 +151,6 @@ class AveragingCorrection(SavedCorrection, CorrectionOptions):
             self._correction_rng = np.random.default_rng(seed)
             if self.correction_estimator is not None:
                 self.correction_estimator.rng = self._correction_rng
-
-    # Rollout
-
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, *args: Any, **kwargs: Any
-    ) -> bool:
-        complete = True
-        try:
-            if self._engine is not None and self._engine.collects():
-                complete = self._engine.collect(env, callback, rollout_buffer, *args, **kwargs)
-            else:
-                complete = super().collect_rollouts(env, callback, rollout_buffer, *args, **kwargs)
-        except Exception:
-            # torch reports a NaN observation as a distribution with wrong parameters, an environment as a wrong action
-            check_finite("observation", self._last_obs, rollout=False)
-            check_policy(self, self._last_values())
-            raise
-        finally:
-            # An exception or a callback may break a rollout off; it has moved the environments all the same.
-            rows = rollout_buffer.buffer_size if rollout_buffer.full else rollout_buffer.pos
-            assert self._last_episode_starts is not None
-            self._clock.read(rollout_buffer.episode_starts[:rows], self._last_episode_starts)
-            if not complete:
-                self._clock.skip(callback.locals.get("dones", np.zeros(env.num_envs, dtype=bool)))
-            self._last_episode_steps = self._clock.next_steps
-        return complete
-
-    def _critic_inputs(self) -> tuple[Any, ...]:
-        """
-        Give what ``policy.predict_values`` takes to evaluate the rollout.
-
-        :return: tensors, row (step, environment) by row
-        """
-        return (flat_observations(self.rollout_buffer),)
-
-    def _last_values(self) -> np.ndarray:
-        """
-        Evaluate the state that follows the rollout.
-
-        :return: its value, shape (n_envs,)
-        """
-        with th.no_grad():
-            obs, _ = self.policy.obs_to_tensor(self._last_obs)  # type: ignore[arg-type]
-            return self.policy.predict_values(obs).cpu().numpy().flatten()
-
-    def _rollout(self) -> Rollout:
-        buffer = self.rollout_buffer
-        returns = buffer.returns
-        if self.critic_lambda is not None:
-            assert self._last_episode_starts is not None
-            returns = lambda_returns(
-                buffer.rewards,
-                buffer.values,
-                buffer.episode_starts,
-                self._last_values(),
-                self._last_episode_starts,
-                self.gamma,
-                self.critic_lambda,
-            )
-        value_loss = float(np.mean(np.square(buffer.values - returns)))
-        return Rollout(self._critic_inputs(), self._clock.steps, returns, value_loss)
-
-    def _check_rollout(self) -> None:
-        """Raise an error that names what of the rollout is missing or not finite, and whose fault that is."""
-        buffer = self.rollout_buffer
-        if self._clock.steps.shape != buffer.rewards.shape:
-            raise TypeError(
-                f"{type(self).__name__} cannot be corrected: its collect_rollouts() does not fill self.rollout_buffer, from "
-                "which the episode clock reads."
-            )
-        check_finite("reward", buffer.rewards)
-        check_finite("observation", buffer.observations)
-        check_finite("observation", self._last_obs, rollout=False)  # its value is in the advantages
-        check_policy(self, buffer.values, buffer.log_probs, buffer.advantages)
 
     # Update
 

@@ -225,8 +225,8 @@ class Strength:
 
     While nothing is known k is the prior, 1: the first rollouts decide where a policy goes, and what they lose by noise is
     made up for later. The prior gives way within some rollouts. From then on the algorithm is the uncorrected one until the
-    data say that this is biased; but where ⟨u, c⟩ is below 0, the uncorrected gradient is expected to do harm, and one standard
-    error is enough to leave it (:attr:`opposed`).
+    data say that this is biased; but where ⟨u, c⟩ is below 0, the uncorrected gradient is expected to do harm, and one
+    standard error is enough to leave it (:attr:`opposed`).
 
     n says how long a gradient stays about the same. Until then n steps along it are n times as long, and so is their bias,
     while their noise is only sqrt(n) times as long. It stays while the policy does, until that has moved by about one nat of

@@ -13,10 +13,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_avgcorr.common.estimator import CorrectionEstimator
 from sb3_avgcorr.fast import a2c, ppo
 from sb3_avgcorr.fast.collect import collect
 from sb3_avgcorr.fast.network import ActorCritic, Rows
 from sb3_avgcorr.fast.parameters import optimizer_served
+from sb3_avgcorr.fast.regressor import use_numpy
 
 #: the updates that are written out here
 UPDATES: dict[Callable[..., Any], Callable[[Any, ActorCritic], None]] = {
@@ -151,6 +153,14 @@ class Engine:
         n_samples = buffer.buffer_size * buffer.n_envs
         layers = (*self.network.actor.layers, *self.network.critic.layers)
         return min(getattr(self.model, "batch_size", n_samples), n_samples) * max(len(layer.weight) for layer in layers)
+
+    def serve(self, estimator: CorrectionEstimator) -> None:
+        """
+        Let the correction's estimator use the same arithmetic, where it is the same computation.
+
+        :param estimator: the estimator, with layers of its own
+        """
+        use_numpy(estimator)
 
     def train(self) -> None:
         """Update the policy with the rollout in the model's buffer, as the algorithm's ``train()`` does."""

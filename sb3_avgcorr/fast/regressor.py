@@ -124,7 +124,9 @@ class NumpyRegression:
     def outputs(self, features: np.ndarray) -> np.ndarray:
         if self.regressor is not None:
             return self.regressor.outputs(features)
-        return evaluate([self.network.body, self.network.head], features)[:, 0]
+        outputs = evaluate([self.network.body, self.network.head], features)
+        assert outputs is not None, "the network is that of the regressor, which was served"
+        return outputs[:, 0]
 
     def step(self, features: np.ndarray, targets: np.ndarray, learning_rate: float, returns: np.ndarray | None) -> float:
         assert self.regressor is not None, "this network is only evaluated"

@@ -30,13 +30,14 @@ def critic_features(
     :return: features, shape (n, lstm_output_dim), without a graph
     """
     features = BaseModel.extract_features(policy, obs, policy.vf_features_extractor)
-    if policy.lstm_critic is None and not policy.shared_lstm:
-        return policy.critic(features)
     lstm = policy.lstm_actor if policy.shared_lstm else policy.lstm_critic
+    if lstm is None:
+        assert policy.critic is not None
+        return policy.critic(features)
     return policy._process_sequence(features, states, episode_starts, lstm)[0]
 
 
-class AveragingRecurrentPPO(AveragingCorrection, RecurrentPPO):  # type: ignore[misc]  # collect_rollouts takes any rest
+class AveragingRecurrentPPO(AveragingCorrection, RecurrentPPO):
     """
     PPO with an LSTM and the averaging correction of the discount-factor mismatch. Takes every argument of sb3-contrib's
     RecurrentPPO, in the same order and with the same defaults, and the correction's as keywords. With ``correction=None`` it
@@ -69,10 +70,11 @@ class AveragingRecurrentPPO(AveragingCorrection, RecurrentPPO):  # type: ignore[
         return rows(hidden), rows(cell)
 
     def _last_values(self) -> np.ndarray:
-        obs, _ = self.policy.obs_to_tensor(self._last_obs)  # type: ignore[arg-type]
+        obs: Any = self.policy.obs_to_tensor(self._last_obs)[0]  # type: ignore[arg-type]
+        states: Any = self._last_lstm_states
         starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
         with th.no_grad():
-            return self.policy.predict_values(obs, self._last_lstm_states.vf, starts).cpu().numpy().flatten()
+            return self.policy.predict_values(obs, states.vf, starts).cpu().numpy().flatten()
 
     def _log_prob(self, rows: np.ndarray) -> th.Tensor:
         buffer: Any = self.rollout_buffer
