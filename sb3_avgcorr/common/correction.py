@@ -1,7 +1,7 @@
 r"""
 The averaging correction: its equations as pure functions, and the network that estimates it.
 
-A policy gradient of the discounted objective weighs the state s by the discounted distribution d_{π,γ}(s); a rollout
+A policy gradient of the discounted objective weights the state s by the discounted distribution d_{π,γ}(s); a rollout
 holds states from the undiscounted one, d_π(s). The missing factor is
 
     c(s) = d_{π,γ}(s) / d_π(s)  ∝  E[γ^t | s],
@@ -132,6 +132,8 @@ class RunningMean:
 
     def update(self, samples: np.ndarray) -> None:
         """
+        Take in new samples.
+
         :param samples: new samples
         """
         forget = np.exp(-samples.size / self.memory)
@@ -163,7 +165,7 @@ def _average(averaged: th.Tensor, current: th.Tensor, n_fits: th.Tensor | int, *
 
 def effective_sample_size(weights: np.ndarray) -> float:
     """
-    Share of the samples that would say as much if all weighed the same, (Σw)² / (n·Σw²).
+    Share of the samples that would say as much if all had the same weight, (Σw)² / (n·Σw²).
 
     :param weights: non-negative weights
     :return: a number in (0, 1]; 0 if all weights are zero
@@ -196,6 +198,8 @@ class Shrinkage:
 
     def update(self, weights: np.ndarray, powers: np.ndarray, steps: np.ndarray) -> None:
         """
+        Take in a rollout that the estimate was not yet fitted to.
+
         :param weights: ĉ(s) on a rollout, before it is fitted to that rollout, shape (n_steps, n_envs)
         :param powers: γ^t on the same rollout, divided by their mean
         :param steps: t on the same rollout
@@ -261,6 +265,8 @@ class CorrectionNetwork(nn.Module):
 
     def forward(self, inputs: th.Tensor) -> th.Tensor:
         """
+        Evaluate the network.
+
         :param inputs: shape (n, input_dim)
         :return: z, the output before sigmoid or softplus, shape (n,)
         """
@@ -279,6 +285,8 @@ class CorrectionNetwork(nn.Module):
 
     def loss(self, z: th.Tensor, targets: th.Tensor) -> th.Tensor:
         """
+        Compute the loss of the regression.
+
         :param z: what :meth:`forward` gave
         :param targets: y, estimates of γ^t
         :return: the mean loss
@@ -290,6 +298,8 @@ class CorrectionNetwork(nn.Module):
     @th.no_grad()
     def shift(self, amount: float) -> None:
         """
+        Move the output's bias.
+
         :param amount: what to add to z
         """
         self.head.bias.add_(amount)

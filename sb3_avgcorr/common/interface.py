@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def corrected_algorithm(cls: type[AveragingCorrection], mixin: type[AveragingCorrection]) -> type[OnPolicyAlgorithm]:
     """
+    Find the algorithm that a class corrects, and refuse a class that corrects nothing.
+
     :param cls: a class made with the mixin
     :param mixin: :class:`AveragingCorrection`
     :return: the algorithm that it corrects: the first on-policy one behind the mixin
@@ -50,6 +52,8 @@ def corrected_algorithm(cls: type[AveragingCorrection], mixin: type[AveragingCor
 
 def keyword_only(cls: type) -> set[str]:
     """
+    List the keyword-only arguments of a class's own ``__init__``.
+
     :param cls: a class
     :return: names of the keyword-only arguments of its own ``__init__``
     """
@@ -82,6 +86,8 @@ def joint_signature(
 
 def documented_parameters(cls: type) -> str:
     """
+    Take the ``:param:`` part out of a class docstring.
+
     :param cls: a class
     :return: the ``:param:`` part of its docstring
     """

@@ -19,6 +19,8 @@ Frame = npt.NDArray[np.uint8]
 
 class FiniteEnv(gym.Env[Observation, np.int64]):
     """
+    Base of tasks with finitely many states, which know their exact MDP.
+
     :param render_mode: ``"human"``, ``"rgb_array"`` or None.
     """
 

@@ -121,7 +121,7 @@ class LongTailEnv(LongTail):
     is over and whether the step is an early one, is for the critic (:class:`~sb3_avgcorr.AsymmetricActorCriticPolicy` with
     ``actor_keys=["observation"]``). An actor that sees only the cue has to treat early and late steps alike. The
     *discounted* objective then wants the cue followed as long as ``strength < (1 - γ^early) / (γ^early - γ^length)``, 0.69
-    for γ = 0.9; the uncorrected gradient weighs all steps alike and wants the opposite as soon as
+    for γ = 0.9; the uncorrected gradient weights all steps alike and wants the opposite as soon as
     ``strength > early / (length - early)``, 0.026. So does the undiscounted return.
 
     State ``2 t + (cue > 0)`` is step t. Episodes terminate after ``length`` steps.
@@ -157,6 +157,8 @@ class LongTailEnv(LongTail):
 
     def state_observations(self) -> DictObservation:
         """
+        List what is observed in each state.
+
         :return: what is observed in each state of ``finite_mdp``, as a batch for an SB3 policy
         """
         t, bit = np.divmod(np.arange(2 * self.length), 2)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 def text(content: str, tag: str = "p", css: str = "") -> str:
     """
+    Write a text element.
+
     :param content: plain text
     :param tag: the element
     :param css: its class
@@ -18,6 +20,8 @@ def text(content: str, tag: str = "p", css: str = "") -> str:
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
+    Write a table.
+
     :param heading: titles of the columns
     :param rows: the cells, plain text
     :return: a table
@@ -31,6 +35,8 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def figure(title: str, png: bytes) -> str:
     """
+    Write a figure that needs no other file.
+
     :param title: what it shows
     :param png: the picture
     :return: a figure that holds the picture itself
@@ -42,6 +48,8 @@ def figure(title: str, png: bytes) -> str:
 
 def page(title: str, body: Iterable[str]) -> str:
     """
+    Write a whole page.
+
     :param title: title of the window, plain text
     :param body: elements
     :return: the page
