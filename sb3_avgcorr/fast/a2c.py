@@ -30,18 +30,19 @@ def train(model: A2C, network: ActorCritic) -> None:
     samples = Samples(network, model.rollout_buffer)
     samples.order()  # SB3 draws one; a sum over all samples has none
     n = samples.n_samples
+    actor_inputs, critic_inputs = samples.inputs(slice(None))
     advantages, _, returns, _ = samples.numbers
     with np.errstate(all="ignore"):  # as torch: what is not finite is found when the rollout is checked
         if model.normalize_advantage:
             advantages -= np.add.reduce(advantages) / n
             advantages /= np.sqrt(advantages.dot(advantages) / np.float32(n - 1)) + np.float32(1e-8)
-        log_prob = head.evaluate(network.actor.forward(samples.actor_inputs), samples.actions)
+        log_prob = head.evaluate(network.actor.forward(actor_inputs), samples.actions)
         entropy_loss = -float(np.mean(head.entropy()))
         policy_loss = -float(advantages.dot(log_prob)) / n
         delta = head.backward(advantages * np.float32(-1.0 / n), -model.ent_coef / n, parameters.gradients)
         network.actor.backward(delta, network.actor_gradients)
 
-        error = network.critic.forward(samples.critic_inputs)[:, 0] - returns
+        error = network.critic.forward(critic_inputs)[:, 0] - returns
         value_loss = float(error.dot(error)) / n
         error *= 2.0 * model.vf_coef / n
         network.critic.backward(error[:, None], network.critic_gradients)

@@ -18,7 +18,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_avgcorr.common.correction import lambda_returns
 from sb3_avgcorr.fast.callbacks import StepLocals, give_lazy_locals, may_change_parameters
-from sb3_avgcorr.fast.features import rows_of
+from sb3_avgcorr.fast.features import rows_of, take
+from sb3_avgcorr.fast.mlp import EVALUATION_BATCH, pieces
 from sb3_avgcorr.fast.network import ActorCritic
 
 
@@ -49,24 +50,27 @@ class Pending:
 
         :param stop: number of steps that are in the buffer
         """
-        network, buffer = self.network, self.buffer
-        steps = slice(self.first_step, stop)
+        reach = max(1, EVALUATION_BATCH // self.buffer.n_envs)
+        for first in range(self.first_step, stop, reach):
+            self._evaluate(slice(first, min(first + reach, stop)))
         self.first_step = stop
+        for rows in pieces(len(self.truncated)):
+            self._bootstrap(self.truncated[rows])
+        self.truncated.clear()
+
+    def _evaluate(self, steps: slice) -> None:
+        network, buffer = self.network, self.buffer
         if self.features is None:
-            of_actor, of_critic = network.inputs(rows_of(_steps(buffer.observations, steps)))
+            of_actor, of_critic = network.inputs(rows_of(take(buffer.observations, steps)))
         else:
             of_actor = of_critic = rows_of(self.features[steps])
         actions = buffer.actions[steps].reshape(len(of_actor), -1).astype(np.float32, copy=False)
         buffer.values[steps] = network.values(of_critic).reshape(-1, buffer.n_envs)
         buffer.log_probs[steps] = network.log_probs(of_actor, actions).reshape(-1, buffer.n_envs)
-        self._bootstrap()
 
-    def _bootstrap(self) -> None:
+    def _bootstrap(self, truncated: list[tuple[int, int, Any]]) -> None:
         """Add the value of the state in which a time limit cut an episode to the reward before it."""
-        if not self.truncated:
-            return
-        steps, environments, observations = zip(*self.truncated, strict=True)
-        self.truncated = []
+        steps, environments, observations = zip(*truncated, strict=True)
         batch: Any
         if isinstance(observations[0], dict):
             batch = {key: np.stack([each[key] for each in observations]) for key in observations[0]}
@@ -244,9 +248,3 @@ def collect(
     callback.update_locals(seen)
     callback.on_rollout_end()
     return last_values
-
-
-def _steps(observations: Any, steps: slice) -> Any:
-    if isinstance(observations, dict):
-        return {key: array[steps] for key, array in observations.items()}
-    return observations[steps]

@@ -16,7 +16,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_avgcorr.common.estimator import CorrectionEstimator
 from sb3_avgcorr.fast import a2c, ppo
 from sb3_avgcorr.fast.collect import collect
-from sb3_avgcorr.fast.network import ActorCritic, Rows
+from sb3_avgcorr.fast.features import Rows
+from sb3_avgcorr.fast.network import ActorCritic
 from sb3_avgcorr.fast.parameters import optimizer_served
 from sb3_avgcorr.fast.regressor import use_numpy
 

@@ -14,10 +14,10 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
+#: which rows of an array
+Rows = slice | np.ndarray
 #: a function from observations, one a row, to a matrix with one row each
 Features = Callable[[Any], np.ndarray]
-#: one-hot vectors longer than this are SB3's: it makes them minibatch by minibatch, not for a whole rollout
-LONGEST_ONE_HOT = 1024
 
 
 def _flattened(observations: np.ndarray) -> np.ndarray:
@@ -48,9 +48,9 @@ def _features_of_space(space: spaces.Space) -> Features | None:
     if isinstance(space, spaces.MultiBinary):
         return _flattened
     if isinstance(space, spaces.Discrete):
-        return _one_hot(np.array([space.n])) if space.start == 0 and space.n <= LONGEST_ONE_HOT else None
+        return _one_hot(np.array([space.n])) if space.start == 0 else None
     if isinstance(space, spaces.MultiDiscrete):
-        plain = space.nvec.ndim == 1 and not np.any(space.start) and space.nvec.sum() <= LONGEST_ONE_HOT
+        plain = space.nvec.ndim == 1 and not np.any(space.start)
         return _one_hot(space.nvec.astype(np.int64)) if plain else None
     return None
 
@@ -107,3 +107,16 @@ def rows_of(observations: Any) -> Any:
     if isinstance(observations, dict):
         return {key: rows_of(array) for key, array in observations.items()}
     return observations.reshape(-1, *observations.shape[2:])
+
+
+def take(observations: Any, rows: Rows) -> Any:
+    """
+    Some rows of observations.
+
+    :param observations: an array with one observation a row, or a dict of them
+    :param rows: which rows
+    :return: these rows
+    """
+    if isinstance(observations, dict):
+        return {key: take(array, rows) for key, array in observations.items()}
+    return observations[rows] if isinstance(rows, slice) else observations.take(rows, axis=0)

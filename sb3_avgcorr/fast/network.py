@@ -12,14 +12,14 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, MlpExtracto
 from torch import nn
 
 from sb3_avgcorr.common.policies import AsymmetricMlpExtractor
-from sb3_avgcorr.fast.features import Features, features_of, rows_of, torch_features
+from sb3_avgcorr.fast.features import Features, Rows, features_of, rows_of, take, torch_features
 from sb3_avgcorr.fast.heads import Head, head_of
 from sb3_avgcorr.fast.mlp import Mlp, layers_of, pieces
 from sb3_avgcorr.fast.parameters import FlatParameters, parameter_served, views
 from sb3_avgcorr.fast.structure import POLICY_METHODS, Structure
 
-#: which rows of a rollout
-Rows = slice | np.ndarray
+#: features of a rollout are computed once if they are not more numbers than this, else minibatch by minibatch
+LARGEST_MATRIX = 1_000_000
 
 
 class ActorCritic:
@@ -151,15 +151,16 @@ class ActorCritic:
         trained = [p for p in self.actor_parameters if p.requires_grad]
         shape = (len(blocks), sum(p.numel() for p in trained))
         u, c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        inputs = self.actor_features(rows_of(buffer.observations))
-        actions = buffer.actions.reshape(len(inputs), -1).astype(np.float32, copy=False)
+        observations = rows_of(buffer.observations)
+        actions = buffer.actions.reshape(len(weights), -1).astype(np.float32, copy=False)
         for index, rows in enumerate(blocks):
             w, a = weights[rows].astype(np.float32), advantages[rows].astype(np.float32)
             if len(a) == 0:
                 continue
             a /= len(a)
             of_u, of_c = views(u[index], trained), views(c[index], trained)
-            self.head.evaluate(self.actor.forward(inputs[rows]), actions[rows])
+            inputs = self.actor_features(take(observations, rows))
+            self.head.evaluate(self.actor.forward(inputs), actions[rows])
             self.head.backward(w * a, 0.0, of_c)  # the head's own parameters; what it passes on is w times what follows
             delta = self.head.backward(a, 0.0, of_u)
             self.actor.backward(delta, self.actor.gradients(of_u), w, self.actor.gradients(of_c))
@@ -181,14 +182,27 @@ class Samples:
         self.n_samples = n = buffer.buffer_size * buffer.n_envs
         # SB3 numbers samples environment by environment; as collected they lie step by step
         self._n_steps, self._n_envs = (n, 1) if buffer.generator_ready else (buffer.buffer_size, buffer.n_envs)
-        observations: Any = buffer.observations
-        self.actor_inputs, self.critic_inputs = network.inputs(
-            observations if buffer.generator_ready else rows_of(observations)
-        )
+        self._network = network
+        self.observations: Any = buffer.observations if buffer.generator_ready else rows_of(buffer.observations)
+        width = network.critic.layers[0].weight.shape[1]
+        self._inputs = network.inputs(self.observations) if n * width <= LARGEST_MATRIX else None
         self.actions = buffer.actions.reshape(n, -1).astype(np.float32, copy=False)
         self.numbers = np.empty((4, n), np.float32)
         for row, array in enumerate((buffer.advantages, buffer.log_probs, buffer.returns, buffer.values)):
             self.numbers[row] = array.reshape(n)
+
+    def inputs(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """
+        What actor and critic see of some samples.
+
+        :param rows: which samples
+        :return: the actor's and the critic's inputs; the same array, if they see the same
+        """
+        if self._inputs is None:
+            return self._network.inputs(take(self.observations, rows))
+        of_actor, of_critic = self._inputs
+        taken = take(of_actor, rows)
+        return taken, taken if of_critic is of_actor else take(of_critic, rows)
 
     def order(self) -> np.ndarray:
         """

@@ -121,7 +121,7 @@ def gradient(network: ActorCritic, samples: Samples, rows: np.ndarray, settings:
         advantages -= np.add.reduce(advantages) / n
         advantages /= math.sqrt(advantages.dot(advantages) / (n - 1)) + 1e-8
 
-    actor_inputs = samples.actor_inputs.take(rows, axis=0)
+    actor_inputs, critic_inputs = samples.inputs(rows)
     log_prob = head.evaluate(actor.forward(actor_inputs), samples.actions.take(rows, axis=0))
     log_ratio = np.subtract(log_prob, old_log_prob, out=terms[0])
     ratio = np.exp(log_ratio)
@@ -132,8 +132,7 @@ def gradient(network: ActorCritic, samples: Samples, rows: np.ndarray, settings:
     np.minimum(surrogate, clipped, out=terms[1])
     terms[3] = head.entropy()
 
-    same = samples.critic_inputs is samples.actor_inputs
-    values = critic.forward(actor_inputs if same else samples.critic_inputs.take(rows, axis=0))[:, 0]
+    values = critic.forward(critic_inputs)[:, 0]
     if settings.clip_range_vf is None:
         error = values - returns
     else:

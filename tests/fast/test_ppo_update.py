@@ -126,6 +126,13 @@ def test_asymmetric_policy(keys: list[str]) -> None:
     assert_update_is_sb3s(kind="dict", policy=AsymmetricActorCriticPolicy, policy_kwargs={"actor_keys": keys})
 
 
+@pytest.mark.parametrize("kind", ["box", "discrete", "dict"])
+def test_features_of_long_rollouts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not kept, but computed minibatch by minibatch."""
+    monkeypatch.setattr("sb3_avgcorr.fast.network.LARGEST_MATRIX", 10)
+    assert_update_is_sb3s(kind=kind, action="discrete")
+
+
 def test_two_groups_with_learning_rates_of_their_own_and_frozen_parameters() -> None:
     """As with a critic learning rate, and a standard deviation that is not learned."""
 
