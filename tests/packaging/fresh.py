@@ -71,7 +71,7 @@ class Fresh:
             raise RuntimeError(f"pip install {' '.join(what)} failed:\n{done.stderr}")
         print(f"  installed {' '.join(Path(item).name for item in what)}: {time.monotonic() - begin:.0f} s", flush=True)
 
-    def run(self, check: Check, timeout: float = 300.0) -> None:
+    def run(self, check: Check, timeout: float = 900.0) -> None:
         """
         Run a check, and remember it if it fails.
 
