@@ -64,3 +64,9 @@ def test_what_is_missing_names_its_extra() -> None:
     done = bare({"sb3_contrib"}, "sb3_avgcorr.AveragingTRPO")
     assert done.returncode == 1
     assert 'ImportError: AveragingTRPO needs sb3_contrib: pip install "sb3-avgcorr[contrib]"' in done.stderr
+
+
+def test_importing_the_package_is_quick() -> None:
+    """Torch takes seconds, during which Ctrl-C could not be answered in one line."""
+    program = "import sys, sb3_avgcorr, sb3_avgcorr.cli.main; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60).stdout == "False\n"

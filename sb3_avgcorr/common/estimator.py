@@ -171,6 +171,8 @@ class CorrectionEstimator:
             self._averaged = TorchRegression(cast(CorrectionNetwork, self.average.module))
         self._mean_power, self._mean_estimate = RunningMean(MEMORY), RunningMean(MEMORY)
         self._shrinkage = Shrinkage(MEMORY)
+        #: number of samples until which the output follows the mean of γ^t
+        self.calibration_samples = CALIBRATION_SAMPLES
         #: what f is divided by to give ĉ; None before the first rollout
         self.mean: float | None = None
         #: the loss of the last fit, mean over its steps
@@ -257,7 +259,7 @@ class CorrectionEstimator:
         Until the mean of γ^t is known from enough samples (the first short rollouts hold only the first steps of episodes),
         let the correction follow it, faster than its fit would.
         """
-        if self._mean_power.count - n_samples < CALIBRATION_SAMPLES:
+        if self._mean_power.count - n_samples < self.calibration_samples:
             shift = self.network.calibrate(self._mean_power.value)
             if self.average is not None:
                 cast(CorrectionNetwork, self.average.module).shift(shift)

@@ -63,7 +63,7 @@ def make(network: Network, seed: int, *, start: Any = "uniform", **kwargs: Any) 
     model = AveragingBAC("MlpPolicy", env, seed=seed, device="cpu", **{**SETTINGS[network], **kwargs})
     if model.correction_estimator is not None:
         # As the authors' head, which starts next to 0 and is not set to the mean of γ^t while that is being learned.
-        model.correction_estimator._calibrate = lambda n_samples: None  # type: ignore[method-assign]
+        model.correction_estimator.calibration_samples = 0
     return model
 
 

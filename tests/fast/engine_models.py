@@ -53,11 +53,11 @@ def assert_same(expected: OnPolicyAlgorithm, model: OnPolicyAlgorithm) -> None:
         th.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
         if a.grad is not None:
             th.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-5)
-    for a, b in zip(optimizer_state(expected), optimizer_state(model), strict=True):
-        th.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
-    logged, ours = expected.logger.name_to_value, model.logger.name_to_value
-    assert logged.keys() == ours.keys()
+    for moment, ours in zip(optimizer_state(expected), optimizer_state(model), strict=True):
+        th.testing.assert_close(ours, moment, rtol=1e-5, atol=1e-5)
+    logged, found = expected.logger.name_to_value, model.logger.name_to_value
+    assert logged.keys() == found.keys()
     for name in logged:
-        np.testing.assert_allclose(ours[name], logged[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found[name], logged[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert expected._n_updates == model._n_updates
     assert expected.policy.training == model.policy.training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_actions(action: str) -> None:
         {"algorithm": BAC},  # two groups, a standard deviation that is not learned
         {"algorithm": BAC, "action": "discrete", "fixed_std": False},
     ],
-    ids=str,
+    ids=lambda options: re.sub(r" at 0x\w+", "", str(options)),  # the same in every process
 )
 def test_options(options: dict[str, Any]) -> None:
     assert_update_is_sb3s(**options)

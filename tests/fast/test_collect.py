@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_actions(action: str) -> None:
         {"gae_lambda": 0.0},
         {"policy_kwargs": {"share_features_extractor": False}},
     ],
-    ids=str,
+    ids=lambda options: re.sub(r" at 0x\w+", "", str(options)),  # the same in every process
 )
 def test_options(options: dict[str, Any]) -> None:
     assert_runs_are_the_same(lambda: space_env("box", ACTIONS["box"]), **options)
@@ -271,6 +272,12 @@ class OwnBuffer(RolloutBuffer):
 )
 def test_what_is_not_served(policy: Any, kwargs: dict[str, Any]) -> None:
     model = PPO(policy, DummyVecEnv([lambda: ClockEnv(continuous=True)]), n_steps=16, batch_size=8, device="cpu", **kwargs)
+    assert engine_for(model) is None
+
+
+def test_another_device_is_not_served() -> None:
+    model = with_rollout()
+    model.policy.to("meta")
     assert engine_for(model) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -75,17 +76,18 @@ def test_outputs_and_gradients_are_autograds(
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: type(a).__name__)
 def test_extreme_inputs(activation: nn.Module) -> None:
     """Very large numbers do not overflow, and NaN stays NaN, as in torch."""
-    torch_network = nn.Sequential(nn.Linear(1, 1), activation)
+    linear = nn.Linear(1, 1)
+    torch_network = nn.Sequential(linear, activation)
     with th.no_grad():
-        torch_network[0].weight.fill_(1.0)
-        torch_network[0].bias.fill_(0.0)
+        linear.weight.fill_(1.0)
+        linear.bias.fill_(0.0)
     mlp, arrays, gradients = bound(torch_network)
     for number in (-1e4, -50.0, -0.0, 0.0, 50.0, 1e4, float("nan")):
         x = th.tensor([[number]])
         outputs = torch_network(x)
         np.testing.assert_allclose(mlp.forward(x.numpy()), outputs.detach().numpy(), rtol=1e-5, atol=1e-6)
         mlp.backward(np.ones((1, 1), np.float32), gradients)
-        bias = torch_network[0].bias
+        bias = linear.bias
         expected = th.autograd.grad(outputs.sum(), bias)[0]
         if np.isfinite(number):
             np.testing.assert_allclose(arrays[bias], expected.numpy(), rtol=1e-5, atol=1e-6)
@@ -94,7 +96,7 @@ def test_extreme_inputs(activation: nn.Module) -> None:
 def test_what_is_not_trained_has_no_gradient() -> None:
     torch_network = network([3, 4, 2], nn.Tanh())
     mlp, arrays, _ = bound(torch_network)
-    frozen = torch_network[0].weight
+    frozen = next(torch_network.parameters())
     mlp.forward(np.ones((5, 3), np.float32))
     mlp.backward(np.ones((5, 2), np.float32), mlp.gradients({p: a for p, a in arrays.items() if p is not frozen}))
     assert np.isnan(arrays[frozen]).all()
@@ -117,7 +119,7 @@ class OwnTanh(nn.Tanh):
         [nn.Tanh(), nn.Linear(2, 2)],
         [],
     ],
-    ids=str,
+    ids=lambda options: re.sub(r" at 0x\w+", "", str(options)),  # the same in every process
 )
 def test_other_layers_are_not_served(modules: list[nn.Module]) -> None:
     assert layers_of([nn.Sequential(*modules)]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def test_actions(action: str, ent_coef: float) -> None:
         {"n_envs": 5, "n_steps": 16},
         {"learning_rate": 0.0},
     ],
-    ids=str,
+    ids=lambda options: re.sub(r" at 0x\w+", "", str(options)),  # the same in every process
 )
 @pytest.mark.parametrize("action", ["box", "discrete"])
 def test_options(options: dict[str, Any], action: str) -> None:
@@ -115,7 +116,7 @@ def test_target_kl_before_the_first_step() -> None:
         {"optimizer_kwargs": {"eps": 1e-8, "betas": (0.5, 0.9), "weight_decay": 0.1}},
         {"optimizer_kwargs": {"fused": True}},
     ],
-    ids=str,
+    ids=lambda options: re.sub(r" at 0x\w+", "", str(options)),  # the same in every process
 )
 def test_policies(policy_kwargs: dict[str, Any]) -> None:
     assert_update_is_sb3s(policy_kwargs=policy_kwargs, learning_rate=3e-3)
