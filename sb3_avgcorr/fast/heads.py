@@ -95,7 +95,7 @@ class Gaussian(Head):
 
     def __init__(self, log_std: nn.Parameter) -> None:
         self.parameters = (log_std,)
-        self._log_std = log_std.detach().numpy()
+        self._log_std = np.empty(0)
         self._ones = np.ones(len(log_std), np.float32)
         self._noise = th.empty(0)
         self._inverse = self._z = self._squares = np.empty(0)

@@ -48,6 +48,8 @@ class Means(NamedTuple):
     @classmethod
     def of(cls, terms: np.ndarray, batch_size: int, clip_range: float) -> Means:
         """
+        Take the means of what a pass over the rollout wrote.
+
         :param terms: what :func:`gradient` wrote, sample by sample in the order of the pass
         :param batch_size: size of a minibatch; the last one may be shorter
         :param clip_range: ε
