@@ -268,7 +268,7 @@ class CriticLearningRate(OnPolicyAlgorithm):
         if not isinstance(params, dict):
             _, params, _ = load_from_zip_file(params, device=device, load_data=False)
         own, given = self.policy.optimizer.state_dict(), params.get("policy.optimizer")
-        if given is not None and len(given["param_groups"]) == 1 < len(own["param_groups"]):
+        if given is not None and len(given.get("param_groups", ())) == 1 < len(own["param_groups"]):
             place = {number: i for i, number in enumerate(self._optimizer_order())}
             state = {place[number]: value for number, value in given["state"].items()}
             params = {**params, "policy.optimizer": {**own, "state": state}}

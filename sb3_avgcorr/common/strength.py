@@ -223,10 +223,8 @@ class Strength:
     errors that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because
     bias² is at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
 
-    While nothing is known k is the prior, 1: the first rollouts decide where a policy goes, and what they lose by noise is
-    made up for later. The prior gives way within some rollouts. From then on the algorithm is the uncorrected one until the
-    data say that this is biased; but where ⟨u, c⟩ is below 0, the uncorrected gradient is expected to do harm, and one
-    standard error is enough to leave it (:attr:`opposed`).
+    So the algorithm is the uncorrected one until the data say that this is biased. But where ⟨u, c⟩ is below 0, the
+    uncorrected gradient is expected to do harm, and one standard error is enough to leave it (:attr:`opposed`).
 
     n says how long a gradient stays about the same. Until then n steps along it are n times as long, and so is their bias,
     while their noise is only sqrt(n) times as long. It stays while the policy does, until that has moved by about one nat of
@@ -235,8 +233,6 @@ class Strength:
 
     :param n: number of rollouts over which noise averages out and bias does not
     :param memory: number of rollouts over which earlier ones are forgotten by a factor e
-    :param prior: k as long as nothing is known
-    :param patience: number of rollouts over which the prior gives way, by a factor e
     """
 
     #: standard errors from 0 at which the bias begins to count, and counts in full
@@ -250,23 +246,13 @@ class Strength:
         self,
         n: float = 10.0,
         memory: float = 20.0,
-        prior: float = 1.0,
-        patience: float = 4.0,
     ) -> None:
         if not n >= 1.0:
             raise ValueError(f"`n` must be at least 1 rollout, got {n!r}.")
         if not memory >= 1.0:
             raise ValueError(f"`memory` must be at least 1 rollout, got {memory}.")
-        if not 0.0 <= prior <= 1.0:
-            raise ValueError(f"`prior` must be in [0, 1], got {prior}.")
-        if not patience > 0.0:
-            raise ValueError(f"`patience` must be above 0 rollouts, got {patience}.")
         self.n = n
         self.memory = memory
-        self.prior = prior
-        self.patience = patience
-        # rollouts that told anything
-        self._count = 0
         # sums over blocks of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
         self._weight = self._squared_weight = 0.0
         self._first = np.zeros(6)
@@ -316,7 +302,6 @@ class Strength:
         self._squared_weight = float(forget**2 * self._squared_weight + len(x))
         self._first = forget * self._first + x.sum(axis=0)
         self._second = forget * self._second + x.T @ x
-        self._count += 1
         return True
 
     @property
@@ -374,15 +359,9 @@ class Strength:
         return float(np.clip(self._errors_from_zero(np.array([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])) / self.OPPOSED, 0.0, 1.0))
 
     @property
-    def found(self) -> float:
-        """How far to correct by what the rollouts say alone, in [0, 1]; 0 if they say nothing."""
-        return max(least_error_strength(*self._products(), self.n, self.trust), self.opposed) if self.known else 0.0
-
-    @property
     def k(self) -> float:
-        """How far to correct, in [0, 1]: what was found, and the prior as long as that rests on few rollouts."""
-        doubt = 1.0 if self._count == 0 else float(np.exp(-self._count / self.patience))
-        return doubt * self.prior + (1.0 - doubt) * self.found
+        """How far to correct, in [0, 1]; 0 as long as nothing is known."""
+        return max(least_error_strength(*self._products(), self.n, self.trust), self.opposed) if self.known else 0.0
 
     @property
     def cosine(self) -> float:
@@ -399,7 +378,6 @@ class Strength:
         :return: what :meth:`set_state` takes
         """
         return {
-            "count": float(self._count),
             "weight": self._weight,
             "squared_weight": self._squared_weight,
             "first": self._first.copy(),
@@ -413,7 +391,6 @@ class Strength:
 
         :param state: what :meth:`get_state` gave
         """
-        self._count = int(state["count"])
         self._weight, self._squared_weight = float(state["weight"]), float(state["squared_weight"])
         self._first, self._second = (np.array(state[name], dtype=np.float64) for name in ("first", "second"))
         self._held = list(np.asarray(state["held"]))

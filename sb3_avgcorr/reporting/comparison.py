@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow  # noqa: F401  # writes the tables; better missed before the runs than after them
 from matplotlib.figure import Figure
 
 from sb3_avgcorr.reporting import page, statistics
