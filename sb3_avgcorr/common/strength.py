@@ -95,10 +95,15 @@ def gradient_products(
     if not independent.any():
         return Products(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
     x = np.concatenate([u, c]).astype(np.float64)
-    gram = (x @ x.T).reshape(2, m, 2, m)
+    gram = _gram(x).reshape(2, m, 2, m)
     pairs = np.outer(sizes, sizes)
     mean, signal = (np.einsum("aibj,ij->ab", gram, w) / np.sum(w) for w in (pairs, pairs * independent))
     return Products(signal, mean - signal)
+
+
+def _gram(x: np.ndarray) -> np.ndarray:
+    """All inner products of rows, in pieces so small that numpy's BLAS starts no threads for them."""
+    return sum((piece @ piece.T for piece in np.split(x, range(256, x.shape[1], 256), axis=1)), np.zeros((len(x), len(x))))
 
 
 def jackknife_products(
@@ -122,7 +127,7 @@ def jackknife_products(
     independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
     x = np.concatenate([u, c]).astype(np.float64)
     pairs = np.outer(sizes, sizes) * independent
-    products = (x @ x.T).reshape(2, m, 2, m) * pairs[None, :, None, :]
+    products = _gram(x).reshape(2, m, 2, m) * pairs[None, :, None, :]
     total, weight = products.sum(axis=(1, 3)), pairs.sum()
     without_weight = weight - 2.0 * pairs.sum(axis=1)
     if m < 3 or np.any(without_weight <= ROUNDING * weight):

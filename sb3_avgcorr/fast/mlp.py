@@ -105,6 +105,11 @@ def activation_of(module: nn.Module) -> Activation | None:
     return None if make is None else make(module)
 
 
+#: products of more multiplications than this numpy's OpenBLAS hands to threads of its own, one a core, whatever
+#: torch was told; on a busy machine they wait for each other a hundred times longer than they work
+ONE_THREAD = 2**18
+
+
 class Layer(NamedTuple):
     """A linear layer and the activation behind it, None at the output."""
 
@@ -123,6 +128,7 @@ class _Step(NamedTuple):
     z: np.ndarray
     a: np.ndarray  # z itself, where z need not be kept
     delta: np.ndarray  # ∂L/∂z
+    large: bool  # whether its products are left to torch
 
 
 class Mlp:
@@ -175,7 +181,8 @@ class Mlp:
                 z, a, delta = (np.empty((n_rows, len(weight)), np.float32) for _ in range(3))
                 if layer.activation is None or layer.activation.of_output:
                     a = z
-                plan.append(_Step(weight, weight.T, bias, layer.activation, z, a, delta))
+                large = n_rows * weight.size > ONE_THREAD
+                plan.append(_Step(weight, weight.T, bias, layer.activation, z, a, delta, large))
         return plan
 
     def forward(self, x: np.ndarray) -> np.ndarray:
@@ -186,9 +193,12 @@ class Mlp:
         :return: float32, shape (n, outputs); valid until the next call
         """
         self._inputs = inputs = []
-        for _, transposed, bias, activation, z, a, _ in self._plan(len(x)):
+        for _, transposed, bias, activation, z, a, _, large in self._plan(len(x)):
             inputs.append(x)
-            x.dot(transposed, z)
+            if large:
+                _product(x, transposed, z)
+            else:
+                x.dot(transposed, z)
             if bias is not None:
                 np.add(z, bias, z)
             if activation is not None:
@@ -226,16 +236,17 @@ class Mlp:
         plan = self._plan(len(delta))
         ones = np.ones(len(delta), np.float32)
         for index in reversed(range(len(plan))):
-            weight, _, _, activation, z, a, _ = plan[index]
+            weight, _, _, activation, z, a, _, large = plan[index]
             if activation is not None:
                 activation.derivative(z, a, a)  # in its place, for the layer above has read it
                 np.multiply(delta, a, delta)
             x = self._inputs[index]
-            _write(delta, x, ones, *gradients[index])
+            _write(delta, x, ones, large, *gradients[index])
             if weights is not None and weighted is not None:
-                _write(delta * weights[:, None], x, ones, *weighted[index])
+                _write(delta * weights[:, None], x, ones, large, *weighted[index])
             if index > 0:
-                delta = delta.dot(weight, plan[index - 1].delta)
+                below = plan[index - 1].delta
+                delta = _product(delta, weight, below) if large else delta.dot(weight, below)
 
 
 def pieces(n_rows: int) -> Iterator[slice]:
@@ -248,13 +259,30 @@ def pieces(n_rows: int) -> Iterator[slice]:
     return (slice(start, start + EVALUATION_BATCH) for start in range(0, n_rows, EVALUATION_BATCH))
 
 
+def _product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """A large matrix product by torch, on as many threads as the user has given it."""
+    th.mm(th.from_numpy(a), th.from_numpy(b), out=th.from_numpy(out))
+    return out
+
+
 def _write(
-    delta: np.ndarray, x: np.ndarray, ones: np.ndarray, of_weight: np.ndarray | None, of_bias: np.ndarray | None
+    delta: np.ndarray,
+    x: np.ndarray,
+    ones: np.ndarray,
+    large: bool,
+    of_weight: np.ndarray | None,
+    of_bias: np.ndarray | None,
 ) -> None:
     if of_weight is not None:
-        delta.T.dot(x, of_weight)
+        if large:
+            _product(delta.T, x, of_weight)
+        else:
+            delta.T.dot(x, of_weight)
     if of_bias is not None:
-        ones.dot(delta, of_bias)  # the sum over rows, faster than by add.reduce
+        if large:
+            np.add.reduce(delta, axis=0, out=of_bias)
+        else:
+            ones.dot(delta, of_bias)  # the sum over rows, faster than by add.reduce
 
 
 def layers_of(modules: Iterable[nn.Module]) -> list[Layer] | None:

@@ -84,6 +84,7 @@ class FlatParameters:
         self.values = np.empty(sum(p.numel() for p in everything), np.float32)
         n_trained = sum(p.numel() for p in self.trained)
         self.gradient = np.zeros(n_trained, np.float32)
+        self._parts = np.split(self.gradient, range(8192, n_trained, 8192))
         self._scratch = np.empty(n_trained, np.float32)
         self._moments = [np.zeros(n_trained, np.float32) for _ in MOMENTS.get(type(optimizer), ())]
         self._steps = np.zeros(len(self.trained), np.float32)
@@ -149,7 +150,9 @@ class FlatParameters:
 
         :param max_norm: the largest norm
         """
-        scale = float(max_norm) / (math.sqrt(float(self.gradient.dot(self.gradient))) + 1e-6)
+        # not by one dot(), which OpenBLAS hands to threads beyond 10,000 numbers
+        square = sum(float(part.dot(part)) for part in self._parts)
+        scale = float(max_norm) / (math.sqrt(square) + 1e-6)
         if not scale >= 1.0:  # also where it is NaN
             np.multiply(self.gradient, scale, out=self.gradient)
 
