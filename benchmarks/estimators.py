@@ -30,8 +30,8 @@ from matplotlib.figure import Figure
 
 from sb3_avgcorr.envs.dot_reacher import DotReacherEnv
 from sb3_avgcorr.envs.two_state import TwoStateEnv
-from sb3_avgcorr.studies.replay import learn_from, make_estimator, rollouts, state_features
 from sb3_avgcorr.reporting.figures import interval
+from sb3_avgcorr.studies.replay import learn_from, make_estimator, rollouts, state_features
 from sb3_avgcorr.tabular import FiniteMDP, Samples, random_mdp, residual_bias, tabular_correction
 
 Array = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -46,7 +46,8 @@ class Case:
     policy: str = "MlpPolicy"
     repeats: int = 7
     contestants: tuple[str, ...] = tuple(CONTESTANTS)
-    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
+    algorithm: str = "PPO"
+    batch_size: int = 64
 
 
 def cases() -> Iterator[Case]:
@@ -57,11 +58,17 @@ def cases() -> Iterator[Case]:
         yield Case("main", env, 16, contestants=both)
     for n_envs in (1, 8):
         yield Case("spaces", "dict", n_envs, policy="MultiInputPolicy", contestants=both, repeats=4)
+    for n_envs in (1, 8):
+        yield Case("spaces", "asymmetric", n_envs, policy="asymmetric", contestants=both, repeats=4)
     yield Case("spaces", "image", 8, rollout=512, policy="CnnPolicy", contestants=both, repeats=3)
     for rollout in (2048, 8192, 65536):
         yield Case("rollout length", "CartPole-v1", 8, rollout=rollout, contestants=both, repeats=3)
     for n_envs in (1, 4, 16, 64):
         yield Case("environments", "CartPole-v1", n_envs, contestants=both, repeats=4)
+    for n_envs in (1, 8):
+        yield Case("A2C", "CartPole-v1", n_envs, rollout=5 * n_envs, contestants=both, repeats=200, algorithm="A2C")
+    for batch_size in (64, 256, 2048):
+        yield Case("batch", "CartPole-v1", 8, contestants=both, repeats=3, batch_size=batch_size)
     for width in (64, 256, 512):
         yield Case("width", "CartPole-v1", 8, width=width, contestants=both, repeats=3)
 
@@ -88,7 +95,7 @@ def make_env(name: str) -> Any:
             return self.fixed[self.t % 8], 1.0, False, self.t >= 100, {}
 
     vector = spaces.Box(-1.0, 1.0, (16,), np.float32)
-    if name == "dict":
+    if name in ("dict", "asymmetric"):
         return Noise(spaces.Dict({"position": vector, "goal": vector, "mode": spaces.Discrete(4)}))
     if name == "image":
         return Noise(spaces.Box(0, 255, (4, 84, 84), np.uint8))
@@ -96,23 +103,28 @@ def make_env(name: str) -> Any:
 
 
 def make_model(contestant: str, case: Case) -> Any:
-    from stable_baselines3 import PPO
+    import stable_baselines3
     from stable_baselines3.common.env_util import make_vec_env
 
-    from sb3_avgcorr import AveragingPPO
+    import sb3_avgcorr
 
     env = make_vec_env(lambda: make_env(case.env), n_envs=case.n_envs, seed=0)
     kwargs: dict[str, Any] = {"n_steps": case.rollout // case.n_envs, "seed": 0, "device": "cpu"}
+    if case.algorithm == "PPO":
+        kwargs["batch_size"] = case.batch_size
     if case.width != 64:
         kwargs["policy_kwargs"] = {"net_arch": {"pi": [case.width] * 2, "vf": [case.width] * 2}}
+    policy: Any = case.policy
+    if policy == "asymmetric":
+        policy, kwargs["policy_kwargs"] = sb3_avgcorr.AsymmetricActorCriticPolicy, {"actor_keys": ["position"]}
     if contestant == "sb3":
-        return PPO(case.policy, env, **kwargs)
+        return getattr(stable_baselines3, case.algorithm)(policy, env, **kwargs)
     if contestant == "sbx":
         import sbx
 
-        return sbx.PPO(case.policy, env, **kwargs)
+        return sbx.PPO(policy, env, **kwargs)
     options = {"averaging, fast=False": {"fast": False}, "correction=None": {"correction": None}}.get(contestant, {})
-    return AveragingPPO(case.policy, env, **kwargs, **options)
+    return getattr(sb3_avgcorr, f"Averaging{case.algorithm}")(policy, env, **kwargs, **options)
 
 
 def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
@@ -123,8 +135,9 @@ def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
     model = make_model(contestant, case)
     _, callback = model._setup_learn(10**9)
     fit_seconds = [0.0]
-    if hasattr(model, "_fit"):
-        model._fit = timed(model._fit, fit_seconds)
+    if hasattr(model, "_averaging_ratio"):
+        for part in ("_averaging_ratio", "_find_strength"):
+            setattr(model, part, timed(getattr(model, part), fit_seconds))
     pipe.send("ready")
     while pipe.recv() == "go":
         fit_seconds[0] = 0.0
@@ -136,11 +149,13 @@ def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
     pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def timed(function: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
-    def wrapper(*args: Any, **kwargs: Any) -> None:
+def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         start = time.process_time()
-        function(*args, **kwargs)
-        seconds[0] += time.process_time() - start
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds[0] += time.process_time() - start
 
     return wrapper
 
@@ -176,10 +191,11 @@ def run(case: Case) -> list[dict[str, Any]]:
                 "envs": case.n_envs,
                 "rollout": case.rollout,
                 "width": case.width,
+                "batch": case.batch_size,
                 "contestant": contestant,
                 "collect_us": round(statistics.median(t[0] for t in own) * per_step, 1),
                 "train_us": round(statistics.median(t[1] for t in own) * per_step, 1),
-                "fit_share_of_train": round(statistics.median(t[2] / t[1] for t in own), 3),
+                "correction_share": round(statistics.median(t[2] / (t[0] + t[1]) for t in own), 3),
                 "collect_ratio": round(statistics.median(s[0] / t[0] for t, s in zip(own, sb3, strict=True)), 2),
                 "train_ratio": round(statistics.median(s[1] / t[1] for t, s in zip(own, sb3, strict=True)), 2),
                 "speed_ratio": round(statistics.median(sum(s[:2]) / sum(t[:2]) for t, s in zip(own, sb3, strict=True)), 2),
@@ -213,10 +229,11 @@ COLUMNS = {
     "envs": "envs",
     "rollout": "rollout",
     "width": "width",
+    "batch": "batch",
     "contestant": "",
     "collect_us": "collect µs/step",
     "train_us": "train µs/step",
-    "fit_share_of_train": "fit / train",
+    "correction_share": "correction / all",
     "collect_ratio": "collect ×",
     "train_ratio": "train ×",
     "speed_ratio": "**speed ×**",
@@ -236,7 +253,8 @@ def write(rows: list[dict[str, Any]], command: str) -> None:
         f"Made by `{command}`. {machine()}.",
         "",
         "× is the ratio to SB3's PPO with the same hyperparameters (speed: more is faster; memory: peak resident set of the",
-        "process, less is better), the median over turns. `fit / train` is the correction's fit as a share of training time.",
+        "process, less is better), the median over turns. `correction / all`: fit, evaluation and the search",
+        "for the strength as a share of all time, in the first 16 rollouts, where the strength is looked for in each.",
     ]
     for group in dict.fromkeys(row["group"] for row in rows):
         lines += ["", f"## {group}", "", "| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]

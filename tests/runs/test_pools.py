@@ -84,6 +84,7 @@ def ray_workers(name: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_numbers_also_when_a_worker_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     jobs = [cartpole(0, 24576), cartpole(1, 512)]
