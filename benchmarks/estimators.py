@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from sb3_avgcorr.envs.dot_reacher import DotReacherEnv
 from sb3_avgcorr.envs.two_state import TwoStateEnv
-from sb3_avgcorr.reporting.figures import interval
+from sb3_avgcorr.reporting.statistics import interval
 from sb3_avgcorr.studies.replay import learn_from, make_estimator, rollouts, state_features
 from sb3_avgcorr.tabular import FiniteMDP, Samples, random_mdp, residual_bias, tabular_correction
 

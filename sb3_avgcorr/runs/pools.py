@@ -267,4 +267,4 @@ def _last_line(path: Path) -> str:
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         lines = []
-    return lines[-1].strip() if lines else "it said nothing"
+    return lines[-1].strip() if lines else "it could not write its log; is the disk full?"

@@ -16,6 +16,7 @@ from sb3_avgcorr.common.correction import lambda_returns
 from sb3_avgcorr.common.critic import CriticLayers
 from sb3_avgcorr.common.estimator import CorrectionEstimator
 from sb3_avgcorr.common.options import CorrectionOptions
+from sb3_avgcorr.fast import use_numpy
 from sb3_avgcorr.tabular import FiniteMDP, Samples, residual_bias
 
 Array = npt.NDArray[np.float64]
@@ -74,6 +75,8 @@ def make_estimator(mdp: FiniteMDP, rollout_size: int = 2048, seed: int = 0, **op
             critic=critic,
             rng=np.random.default_rng(seed),
         )
+    if critic is None:
+        use_numpy(estimator)
     return estimator
 
 
