@@ -1,26 +1,12 @@
 """Tasks of Gymnasium's that our settings and studies need."""
 
-import os
-import subprocess
-import sys
-
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from sb3_avgcorr.envs import ENV_IDS, register_envs
+from sb3_avgcorr.envs import register_envs
 
 register_envs()
-
-SIMULATED = [env_id for env_id in ENV_IDS if "Mass" in env_id or "Sparse" in env_id or "UR5" in env_id]
-SPARSE = ["avgcorr/SparseReacherEasy-v0", "avgcorr/SparseReacherHard-v0"]
-LIMITS = {"TwoState": 20, "DotReacher": 500, "PointMass": 1000, "Sparse": 10_000, "UR5": 100, "LongTail": None}
-
-
-def run_python(code: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, **env}, check=False
-    )
 
 
 MUJOCO = ["HalfCheetah", "Ant", "Walker2d", "Swimmer", "Hopper", "InvertedDoublePendulum", "Reacher"]

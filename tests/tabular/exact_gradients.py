@@ -5,12 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch as th
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from sb3_avgcorr.envs.dot_reacher import DotReacherEnv
+from sb3_avgcorr.envs.two_state import TwoStateEnv
 from sb3_avgcorr.tabular import (
     FiniteMDP,
     differentiable_J,
+    random_mdp,
 )
 
 Array = NDArray[np.float64]
@@ -48,3 +52,24 @@ def check_theorem(mdp: FiniteMDP, logits: Array, rng: np.random.Generator) -> No
         direction /= np.linalg.norm(direction)
         numerical = finite_difference(lambda x: mdp.J(softmax(x, axis=1)), logits, direction)
         assert numerical == pytest.approx((corrected * direction).sum(), abs=1e-10)
+
+
+def two_state(gamma: float) -> FiniteMDP:
+    return TwoStateEnv().finite_mdp(gamma)
+
+
+def corner(gamma: float) -> FiniteMDP:
+    return DotReacherEnv("corner").finite_mdp(gamma)
+
+
+@st.composite
+def mdps_and_logits(draw: st.DrawFn, endings: tuple[float, ...] = (0.0, 0.1)) -> tuple[FiniteMDP, Array]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    mdp = random_mdp(
+        draw(st.integers(1, 8)),
+        draw(st.integers(2, 4)),
+        draw(st.floats(0.05, 0.99)),
+        rng,
+        termination=draw(st.sampled_from(endings)),
+    )
+    return mdp, rng.normal(size=mdp.r.shape)

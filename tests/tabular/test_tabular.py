@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch as th
-from exact_gradients import check_theorem, restart_chain
+from exact_gradients import check_theorem, corner, mdps_and_logits, restart_chain, two_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from scipy.special import softmax
 from stable_baselines3 import PPO
 
 from sb3_avgcorr.envs.dot_reacher import DotReacherEnv
-from sb3_avgcorr.envs.two_state import TwoStateEnv
 from sb3_avgcorr.tabular import (
     FiniteMDP,
     differentiable_J,
@@ -27,27 +26,6 @@ from sb3_avgcorr.tabular import (
 )
 
 Array = NDArray[np.float64]
-
-
-def two_state(gamma: float) -> FiniteMDP:
-    return TwoStateEnv().finite_mdp(gamma)
-
-
-def corner(gamma: float) -> FiniteMDP:
-    return DotReacherEnv("corner").finite_mdp(gamma)
-
-
-@st.composite
-def mdps_and_logits(draw: st.DrawFn, endings: tuple[float, ...] = (0.0, 0.1)) -> tuple[FiniteMDP, Array]:
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    mdp = random_mdp(
-        draw(st.integers(1, 8)),
-        draw(st.integers(2, 4)),
-        draw(st.floats(0.05, 0.99)),
-        rng,
-        termination=draw(st.sampled_from(endings)),
-    )
-    return mdp, rng.normal(size=mdp.r.shape)
 
 
 @given(mdps_and_logits(), st.integers(0, 1000))
