@@ -162,6 +162,8 @@ class CorrectionEstimator:
         self.average: AveragedModel | None = None
         if critic is None and options.correction_averaging:
             self.average = AveragedModel(self.network, avg_fn=parameter_average(MEMORY, rollout_size))
+            # a count as a real number: whoever goes through `get_parameters()` expects nothing else
+            self.average.n_averaged = self.average.n_averaged.float()
         shared = [] if critic is None else critic.parameters
         self.optimizer = th.optim.Adam([*shared, *self.network.parameters()])
         #: how the network is evaluated and fitted

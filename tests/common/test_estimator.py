@@ -244,3 +244,11 @@ def test_running_power_weights_and_their_state() -> None:
     other = PowerWeights(options, 0.5)
     other.set_state(power.get_state())
     np.testing.assert_array_equal(other(np.array([[2]]))[0], power(np.array([[2]]))[0])
+
+
+def test_everything_in_the_state_of_the_networks_is_a_real_number() -> None:
+    """As SB3's own tests expect of ``get_parameters()``, which draw other parameters of the same kind."""
+    estimator = CorrectionEstimator(CorrectionOptions(), input_dim=3, gamma=0.9)
+    assert estimator.average is not None
+    for network in (estimator.network, estimator.average):
+        assert all(value.is_floating_point() for value in network.state_dict().values())
