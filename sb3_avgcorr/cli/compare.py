@@ -8,10 +8,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rl_zoo3.utils import StoreDict
-
+from sb3_avgcorr.cli.arguments import KeyValue
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.runs.settings import SETTINGS
 from sb3_avgcorr.studies.compare import ALGOS, compare, plan
@@ -19,19 +17,6 @@ from sb3_avgcorr.zoo.config import make_folder
 
 #: what is said when the user stops a command
 STOPPED = "\nsb3-avgcorr: stopped. The same command goes on from here: finished runs are kept"
-
-
-class KeyValue(StoreDict):
-    """RL Zoo's ``key:value``, with an error that names the argument."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        try:
-            super().__call__(parser, namespace, values, option_string)
-        except Exception as error:  # values are Python expressions, which may fail in any way
-            raise UserError(
-                f"{' '.join(values)!r} ({option_string}) must be key:value, with a value as Python writes it, text in quotes "
-                f"(policy:\"'MlpPolicy'\"): {error}"
-            ) from error
 
 
 def parser() -> argparse.ArgumentParser:
