@@ -18,6 +18,7 @@ class AveragingA2C(AveragingCorrection, A2C):
     """
 
     correction_epochs = 1
+    correction_learning_rate = 8e-3
     normalize_correction = "running"
 
     def learn(

@@ -179,7 +179,7 @@ class AveragingBAC(AveragingCorrection, BAC):
             self.correction_estimator is not None
             and self._critic_layers is not None
             and self.correction_network == "shared"
-            and self.correction_epochs > 0
+            and self.correction_epochs != 0
             and len(critic_parameters(self.policy)) == len(self._critic_layers.parameters)
             and not any(True for _ in self.policy.vf_features_extractor.parameters())
         )

@@ -130,14 +130,11 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
 
     def _make_estimator(self) -> CorrectionEstimator:
         policy, shared = self.policy, self.correction_network == "shared"
-        arch = policy.net_arch
-        hidden = list(arch.get("vf", []) if isinstance(arch, dict) else arch)
         return CorrectionEstimator(
             self,
             policy.mlp_extractor.latent_dim_vf if shared else getattr(policy, "lstm_output_dim", policy.features_dim),
             self.gamma,
-            # An image policy has no hidden layers behind its features extractor; give the correction SB3's usual ones.
-            net_arch=[] if shared else hidden or [64, 64],
+            net_arch=[] if shared else (32, 32),
             activation_fn=policy.activation_fn,
             rollout_size=self.n_steps * self.n_envs,
             critic=self._critic_layers if shared else None,

@@ -27,10 +27,22 @@ from sb3_avgcorr.common.options import CorrectionOptions
 MEMORY = 15_000.0
 #: number of samples from which the mean of γ^t is known well enough
 CALIBRATION_SAMPLES = 2_048
+#: samples a fit should see, and the most passes over a rollout that it makes for them
+FITTED_SAMPLES, MOST_PASSES = 12_288, 6
 #: rows the correction is evaluated on at once
 ESTIMATION_BATCH = 4096
 
 State = dict[str, Any]
+
+
+def passes(n_samples: int) -> int:
+    """
+    How many passes over a rollout fit the correction, where the user has not said: a long rollout needs fewer.
+
+    :param n_samples: samples of the rollout
+    :return: number of passes
+    """
+    return max(1, min(MOST_PASSES, round(FITTED_SAMPLES / n_samples)))
 
 
 class Regression(Protocol):
@@ -143,7 +155,7 @@ class CorrectionEstimator:
         input_dim: int,
         gamma: float,
         *,
-        net_arch: tuple[int, ...] | list[int] = (64, 64),
+        net_arch: tuple[int, ...] | list[int] = (32, 32),
         activation_fn: type[nn.Module] = nn.Tanh,
         rollout_size: int = 2048,
         critic: CriticLayers | None = None,
@@ -217,7 +229,7 @@ class CorrectionEstimator:
         self,
         features: th.Tensor,
         steps: np.ndarray,
-        learning_rate: float = 8e-3,
+        learning_rate: float = 1.6e-2,
         *,
         returns: np.ndarray | None = None,
         coefficients: tuple[float, float] = (1.0, 1.0),
@@ -239,7 +251,8 @@ class CorrectionEstimator:
         rows = regression.prepare(features)
         targets = np.power(self.gamma, steps)
         losses = []
-        for _ in range(options.correction_epochs):
+        epochs = options.correction_epochs
+        for _ in range(passes(steps.size) if epochs is None else epochs):
             if options.correction_lambda < 1.0:
                 estimates = self.network.estimates(regression.outputs(rows)).reshape(steps.shape)
                 targets = correction_targets(steps, estimates, self.gamma, options.correction_lambda)

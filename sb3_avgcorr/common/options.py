@@ -109,28 +109,29 @@ class CorrectionOptions:
     )
     correction_network: Literal["shared", "separate"] = _option(
         "separate",
-        """``"separate"``: hidden layers of its own, of the critic's sizes; ``"shared"``: a head on the critic's layers. Both
+        """``"separate"``: two hidden layers of 32 of its own; ``"shared"``: a head on the critic's layers. Both
         see what the critic's layers see; a features extractor (or memory) with parameters is left to the algorithm's own
         update""",
         **_one_of("shared", "separate"),
         search=("categorical", ["shared", "separate"]),
     )
     correction_lambda: float = _option(
-        0.7,
+        0.6,
         "λ of the regression's targets: 1: γ^t, as in the paper; less: bootstrapped, with less variance",
         **_number(0.0, 1.0),
-        search=("categorical", [0.7, 0.8, 0.9, 1.0]),
+        search=("categorical", [0.6, 0.8, 0.9, 1.0]),
     )
     correction_learning_rate: float | Schedule | None = _option(
-        8e-3,
+        1.6e-2,
         "learning rate of the fit, can be a function of the remaining progress; ``None``: the algorithm's",
         **_rate(),
-        search=("float", 1e-4, 1e-2, True),
+        search=("float", 1e-4, 3e-2, True),
     )
-    correction_epochs: int = _option(
-        4,
-        "passes over the rollout that fit the correction (shared: jointly with the value loss)",
-        **_count(0),
+    correction_epochs: int | None = _option(
+        None,
+        """passes over the rollout that fit the correction (shared: jointly with the value loss); ``None``: as many as show it
+        12,288 samples, from 1 to 6""",
+        **_count(0, none=True),
         search=("int", 1, 32, True),
     )
     correction_batch_size: int | None = _option(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from sb3_avgcorr.common.estimator import passes
 from sb3_avgcorr.errors import UserError, nearest
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.manager import settings_of
@@ -70,7 +71,9 @@ def variant(
     given = {name: entry.get(name, parameter.default) for name, parameter in defaults.items()}
     # BAC trains its critic in a step of its own when there is no correction to train it with.
     if given["correction_network"] == "shared" and base != "bac":
-        options["critic_epochs"] = given["critic_epochs"] + given["correction_epochs"]
+        epochs = given["correction_epochs"]
+        epochs = passes(given["n_steps"] * entry.get("n_envs", 1)) if epochs is None else epochs
+        options["critic_epochs"] = given["critic_epochs"] + epochs
         if given["vf_coef"] == 0:
             options["critic_learning_rate"] = given["correction_learning_rate"]
     return family, {**common, **options}

@@ -94,7 +94,7 @@ class TellsTime(SpaceEnv):
 @pytest.mark.parametrize("network", ["shared", "separate"])
 @pytest.mark.parametrize("name", ["ppo", "a2c", "bac", "trpo"])
 def test_the_correction_sees_the_hidden_key(name: str, network: str) -> None:
-    steps = {"n_steps": 256, "correction_epochs": 10, "correction_learning_rate": 1e-2}
+    steps = {"n_steps": 256, "correction_epochs": 20, "correction_learning_rate": 1e-2}
     model = make(name, env=TellsTime(), gamma=0.8, correction_network=network, correction_shrinkage=False, **steps)
     model.learn(512)
     observation = batch()

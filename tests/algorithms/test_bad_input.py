@@ -26,7 +26,7 @@ SENSELESS: dict[str, tuple[list[Any], str]] = {
     "correction_network": (["both", None], "'shared' or 'separate'"),
     "correction_lambda": ([1.5, -0.1, None, np.nan, "0.5"], r"in \[0, 1\]"),
     "correction_learning_rate": ([-1e-3, np.inf, "fast", True], "None, a number >= 0 or a schedule"),
-    "correction_epochs": ([-1, 1.5, None, True], "a whole number >= 0"),
+    "correction_epochs": ([-1, 1.5, True], "None or a whole number >= 0"),
     "correction_batch_size": ([0, 64.5, "64", True], "None or a whole number >= 1"),
     "correction_averaging": (["no", 1, None], "True or False"),
     "correction_shrinkage": (["no", 1, None], "True or False"),
