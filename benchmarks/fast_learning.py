@@ -3,12 +3,13 @@ Does the fast path learn the same? AveragingPPO with ``fast=True`` and ``fast=Fa
 
     python benchmarks/fast_learning.py --runs runs/fast_learning
 
-trains with our settings for CartPole and Pendulum (without gSDE, for which there is no fast path) and writes
-benchmarks/results/fast_learning.{md,csv}. Runs are resumed and never made twice.
+trains with our settings for CartPole and Pendulum (without gSDE, for which there is no fast path), with SB3's defaults for
+Hopper, and writes benchmarks/results/fast_learning.{md,csv}. Runs are resumed and never made twice.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -16,10 +17,15 @@ from sb3_avgcorr.reporting.progress import Display
 from sb3_avgcorr.reporting.statistics import areas, curve, difference, finals, interval
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.runner import run_jobs
+from sb3_avgcorr.studies.safety import SB3_DEFAULTS
 
 RESULTS = Path(__file__).parent / "results"
 #: task -> steps, settings
-TASKS = {"CartPole-v1": (50_000, {}), "Pendulum-v1": (60_000, {"use_sde": False})}
+TASKS: dict[str, tuple[int, dict[str, Any]]] = {
+    "CartPole-v1": (50_000, {}),
+    "Pendulum-v1": (60_000, {"use_sde": False}),
+    "Hopper-v5": (100_000, SB3_DEFAULTS),
+}
 BINS = 20
 
 
@@ -40,8 +46,8 @@ def main() -> None:
         "# Learning with and without the fast path",
         "",
         f"Made by `python benchmarks/fast_learning.py --seeds {args.seeds}`: AveragingPPO with the settings of",
-        "hyperparams/averaging_ppo.yml (Pendulum without gSDE), equal but for `fast`. Means with Student's 95 % intervals,",
-        "differences with Welch's.",
+        "hyperparams/averaging_ppo.yml (Pendulum without gSDE; Hopper with SB3's defaults), equal but for `fast`.",
+        "Means with Student's 95 % intervals, differences with Welch's.",
         "",
         "| task | measure | `fast=True` | `fast=False` | difference |",
         "|---|---|---|---|---|",

@@ -1,0 +1,190 @@
+"""
+What the strength's three numbers should be: n, the number of blocks, and the memory.
+
+    python benchmarks/strength.py            # some 20 minutes on two cores
+
+writes three tables to benchmarks/results/strength.md:
+
+- **n**: how long a gradient lasts. Rollouts share no noise, so ⟨g_i, g_{i+l}⟩ of two of them has none on average, and
+  divided by the noise-free ⟨g_i, g_i⟩ it is the correlation after l updates of PPO. Beside it the KL divergence of an update.
+- **blocks**: how well one rollout tells the squared length of the corrected gradient, by the number of its blocks.
+- **returns** by n and memory, each changed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+import sb3_avgcorr.envs  # noqa: F401  (registers them)
+from sb3_avgcorr import AsymmetricActorCriticPolicy, AveragingPPO
+from sb3_avgcorr.common.strength import Strength, blocks, gradient_products, independent_blocks
+from sb3_avgcorr.reporting.statistics import interval
+
+RESULTS = Path(__file__).parent / "results" / "strength.md"
+TASKS = ("CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Swimmer-v5")
+ROLLOUTS, LAGS = 60, (1, 2, 5, 10, 20)
+BLOCKS = (4, 8, 16, 32, 64)
+#: n and memory, the defaults first
+CHOICES = ((10.0, 20.0), (3.0, 20.0), (30.0, 20.0), (10.0, 7.0), (10.0, 60.0))
+#: task -> steps, arguments of the environment, settings
+RETURNS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "HalfCheetah-v5": (120_000, {}, {"n_steps": 512}),
+    "avgcorr/LongTail-v0": (
+        40_000,
+        {"strength": 0.5},
+        {"n_steps": 500, "batch_size": 250, "gamma": 0.9, "learning_rate": 1e-3},
+    ),
+}
+
+
+class Watched(AveragingPPO):
+    """AveragingPPO with a strength of 0 (so it is PPO), which keeps what the gradients of every rollout say."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.means: list[np.ndarray] = []  # u and c of each rollout, and their noise-free squares
+        self.squares: list[np.ndarray] = []
+        self.told: dict[int, list[float]] = defaultdict(list)  # number of blocks -> noise-free ⟨c, c⟩ of each rollout
+        self.seconds: dict[int, float] = defaultdict(float)
+
+    def _find_strength(self, ratio: np.ndarray) -> float:
+        advantages = self.rollout_buffer.advantages - self.rollout_buffer.advantages.mean()
+        for count in BLOCKS:
+            start = time.process_time()
+            parts = blocks(ratio.shape[0], ratio.shape[1], count)
+            u, c = self._actor_gradients(ratio.reshape(-1), advantages.reshape(-1), parts)
+            sizes, independent = np.array([len(part) for part in parts]), independent_blocks(parts, self.n_envs)
+            signal, noise = gradient_products(u, c, sizes, independent)
+            self.seconds[count] += time.process_time() - start
+            scale = np.trace(signal + noise)
+            self.told[count].append(signal[1, 1] / scale)
+            if count == 16:
+                self.means.append(np.stack([u.mean(axis=0), c.mean(axis=0)]) / np.sqrt(scale))
+                self.squares.append(np.diag(signal) / scale)
+        return 0.0
+
+
+class Divergences(BaseCallback):
+    """Keeps the KL divergence of each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        if (value := self.logger.name_to_value.get("train/approx_kl")) is not None:
+            self.values.append(value)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def normalised(env: str, seed: int, **kwargs: Any) -> VecEnv:
+    """Four environments, normalised as RL Zoo does for MuJoCo."""
+    return VecNormalize(make_vec_env(env, 4, seed=seed, env_kwargs=kwargs))
+
+
+def watch(argument: tuple[str, int]) -> dict[str, Any]:
+    """Train PPO and say how its gradients hang together."""
+    env, seed = argument
+    th.set_num_threads(1)
+    model, divergences = Watched("MlpPolicy", normalised(env, seed), n_steps=512, seed=seed, device="cpu"), Divergences()
+    model.learn(2048 * ROLLOUTS, callback=divergences)
+    x = np.stack(model.means).astype(np.float64)
+    products = [[np.mean(np.sum(x[:-lag, i] * x[lag:, i], axis=1)) for lag in LAGS] for i in range(2)]
+    return {
+        "products": np.array(products),
+        "squares": np.mean(model.squares, axis=0),
+        "divergence": float(np.mean(divergences.values)),
+        # rollout by rollout against a neighbour: what is left is the error of telling, not the course of training
+        "error": {count: float(np.std(np.diff(told)) / np.sqrt(2.0)) for count, told in model.told.items()},
+        "ms": {count: 1000.0 * seconds / ROLLOUTS for count, seconds in model.seconds.items()},
+    }
+
+
+def train(argument: tuple[str, float, float, int]) -> float:
+    """Train AveragingPPO with other numbers, and give the return that its task is about."""
+    env, n, memory, seed = argument
+    th.set_num_threads(1)
+    steps, kwargs, settings = RETURNS[env]
+    tail = "LongTail" in env
+    policy: Any = AsymmetricActorCriticPolicy if tail else "MlpPolicy"
+    policy_kwargs = {"actor_keys": ["observation"]} if tail else {}
+    vec_env = make_vec_env(env, 4, seed=seed, env_kwargs=kwargs) if tail else normalised(env, seed)
+    model = AveragingPPO(policy, vec_env, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **settings)
+    model._strength = Strength(n=n, memory=memory)
+    model.learn(steps)
+    if not tail:
+        return float(np.mean([episode["r"] for episode in model.ep_info_buffer or ()]))
+    returns = []
+    for _ in range(13):  # the first episode of each environment
+        observation, total, discount = vec_env.reset(), np.zeros(4), np.ones(4)
+        while discount.any():
+            observation, rewards, dones, _ = vec_env.step(model.predict(cast(Any, observation))[0])
+            total += discount * rewards
+            discount *= model.gamma * ~dones
+        returns.append(total.mean())
+    return float(np.mean(returns))
+
+
+def table(heading: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table."""
+    return ["", *(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *rows))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="of the first two tables")
+    parser.add_argument("--training-seeds", type=int, default=5, help="of the third")
+    args = parser.parse_args()
+    lines = ["# The strength: n, blocks and memory", "", f"Made by `python benchmarks/strength.py --seeds {args.seeds}"]
+    lines[-1] += (
+        f" --training-seeds {args.training_seeds}`. PPO with SB3's defaults, 4 environments of 512 steps, `VecNormalize`."
+    )
+    with get_context("spawn").Pool(2) as pool:
+        found = pool.map(watch, [(env, seed) for env in TASKS for seed in range(args.seeds)], 1)
+        seen = {env: found[i * args.seeds : (i + 1) * args.seeds] for i, env in enumerate(TASKS)}
+        lasting, telling = [], []
+        for env, runs in seen.items():
+            square = np.mean([x["squares"] for x in runs], axis=0)
+            divergence = float(np.mean([x["divergence"] for x in runs]))
+            for i, name in enumerate(("uncorrected", "corrected")):
+                correlation = np.mean([x["products"][i] for x in runs], axis=0) / square[i]
+                cells = [f"{value:.2f}" for value in correlation] if square[i] > 0.02 else ["lost in noise"] * len(LAGS)
+                lasting.append([env, name, *cells, f"{divergence:.4f}", f"{divergence**-0.5:.1f}"])
+            error = {count: np.mean([x["error"][count] for x in runs]) for count in BLOCKS}
+            telling.append([env, *(f"{error[count]:.3f}" for count in BLOCKS)])
+        cost = {count: np.mean([x["ms"][count] for x in found]) for count in BLOCKS}
+        telling.append(["CPU ms a rollout", *(f"{cost[count]:.1f}" for count in BLOCKS)])
+        jobs = [(env, *choice, seed) for env in RETURNS for choice in CHOICES for seed in range(args.training_seeds)]
+        returns = np.array(pool.map(train, jobs, 1)).reshape(len(RETURNS), len(CHOICES), args.training_seeds)
+    lines += ["", "## n: correlation of a gradient with that of the rollout l updates later"]
+    lines += table(["task", "gradient", *(f"l = {lag}" for lag in LAGS), "KL of an update", "sqrt(1/KL)"], lasting)
+    lines += ["", "## Blocks: standard error of ⟨c, c⟩ told by one rollout, as a share of the mean's whole square"]
+    lines += table(["task", *(f"{count} blocks" for count in BLOCKS)], telling)
+    lines += [
+        "",
+        "## Returns by n and memory (HalfCheetah: at the end of training; LongTail 0.5: discounted, final policy)",
+    ]
+    rows = [
+        [f"{n:g}", f"{memory:g}", *(str(interval(returns[e, c])) for e in range(len(RETURNS)))]
+        for c, (n, memory) in enumerate(CHOICES)
+    ]
+    lines += table(["n", "memory", *RETURNS], rows)
+    RESULTS.write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
