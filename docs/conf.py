@@ -5,7 +5,10 @@ import re
 import shutil
 from pathlib import Path
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
 
 # Nothing here needs a screen, and dm_control looks for one when it is imported.
 os.environ.setdefault("MUJOCO_GL", "disabled")
@@ -46,39 +49,54 @@ for copied, origin, pattern in (("notebooks", "examples", "*.ipynb"), ("benchmar
 
 
 def adapt_source(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Let links that are right on GitHub be right on the site, too, and fill in the tables of options."""
+    """Let links that are right on GitHub be right on the site, too, and fill in the lists of options."""
     source[0] = re.sub(r"\]\((\.\./)+benchmarks/results/", "](/benchmarks/", source[0])
     source[0] = re.sub(r"\]\((\.\./)+examples/(?=[^)]*\.ipynb)", "](/notebooks/", source[0])
     for authors, readers in enumerate(("users", "authors")):
-        source[0] = source[0].replace(f"<!-- options for {readers} -->", options_table(bool(authors)))
+        source[0] = source[0].replace(f"<!-- options for {readers} -->", options_list(bool(authors)))
 
 
-def options_table(authors: bool) -> str:
+def options_list(authors: bool) -> str:
     """Describe the correction's options, from the one place that knows them."""
-    rows = ["| option | default | |", "|---|---|---|"]
+    entries = []
     for name, option in OPTIONS.items():
         if option.authors == authors:
-            rows.append(f"| `{name}` | `{getattr(CorrectionOptions, name)!r}` | {' '.join(option.doc.split())} |")
-    return "\n".join(rows)
+            doc = " ".join(option.doc.split()).replace("docs/speed.md", "[speed](/speed.md)")
+            entries.append(f"`{name}` = `{getattr(CorrectionOptions, name)!r}`\n: {doc[0].upper()}{doc[1:]}.\n")
+    return "\n".join(entries)
 
 
-def keep_conditional_bars(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Keep the bar of p(s'|s) a bar, which reStructuredText takes for the begin of a substitution after a prime."""
-    lines[:] = [line.replace("'|", "'\\|") for line in lines]
+def adapt_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """
+    Let reStructuredText show what the docstring says: a bar after a prime, as in p(s'|s), would begin a substitution, an
+    underscore at the end of a parameter's name a link.
+    """
+    adapted = [re.sub(r"^(:param \w+)_:", r"\1\\_:", line.replace("'|", "'\\|")) for line in lines]
+    lines[:] = [line.replace("docs/speed.md", ":doc:`speed </speed>`") for line in adapted]
+
+
+def write_math(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+    """Write a formula as MathML, which browsers show by themselves: pages need no script from elsewhere."""
+    block = isinstance(node, nodes.math_block)
+    tag = "div" if block else "span"
+    formula = tex2mathml(node.astext(), as_block=block)
+    translator.body.append(translator.starttag(node, tag, "", CLASS="math notranslate nohighlight") + formula + f"</{tag}>")
+    raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the two, when Sphinx calls this."""
+    """Connect what is above, when Sphinx calls this."""
     app.connect("source-read", adapt_source)
-    app.connect("autodoc-process-docstring", keep_conditional_bars)
+    app.connect("autodoc-process-docstring", adapt_docstring)
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
 
 
 # API
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signatures of SB3's family are long enough without them; the docstrings say what is allowed
-autodoc_default_options = {"show-inheritance": True}
 
 # Look
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"sb3-avgcorr {release}"
 html_static_path = ["_static"]

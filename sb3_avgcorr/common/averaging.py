@@ -317,6 +317,8 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
         """
         if not isinstance(self.correction_strength, str):
             return float(self.correction_strength)
+        if self.correction_estimator is not None and not self.correction_estimator.tested:
+            return 0.0  # the first rollout has shaped ĉ, so that its blocks would agree with any noise in it
         passes: int = getattr(self, "n_epochs", 0) or getattr(self, "n_critic_updates", 1)
         if gradients_are_due(self._rollouts, passes):
             advantages = self.rollout_buffer.advantages

@@ -207,6 +207,11 @@ class CorrectionEstimator:
         """How far ĉ is trusted, from 0 (drawn to 1) to 1 (left as it is)."""
         return self._shrinkage.factor if self.options.correction_shrinkage else 1.0
 
+    @property
+    def tested(self) -> bool:
+        """Whether ĉ has forecast a rollout that it was not fitted to, or is not to be tested so."""
+        return not self.options.correction_shrinkage or self._shrinkage.first[1] > 0.0
+
     # Learning
 
     def observe(self, features: th.Tensor, steps: np.ndarray) -> None:
@@ -218,12 +223,10 @@ class CorrectionEstimator:
         """
         powers = np.power(self.gamma, steps)
         self._mean_power.update(powers)
-        if self.options.correction_shrinkage:
+        if self.options.correction_shrinkage and self._mean_estimate.count > 0.0:
             estimates = self.estimates(features).reshape(steps.shape)
             # both divided by their means over recent rollouts: one alone may hold only early or only late steps
-            known = self._mean_estimate.count > 0.0
-            forecast = estimates / (self._mean_estimate.value if known else estimates.mean())
-            self._shrinkage.update(forecast, powers / self._mean_power.value, steps)
+            self._shrinkage.update(estimates / self._mean_estimate.value, powers / self._mean_power.value, steps)
 
     def fit(
         self,
