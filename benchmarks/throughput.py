@@ -1,8 +1,8 @@
 """
 Steps per second of AveragingPPO against SB3's PPO (and SBX's, if installed), collecting and training apart.
 
-    python benchmarks/throughput.py                 # the whole table, about 15 minutes on 2 cores
-    python benchmarks/throughput.py --only main     # CartPole and HalfCheetah with 1, 8 and 16 environments
+    python benchmarks/throughput.py                 # the whole table, about 20 minutes
+    python benchmarks/throughput.py --only main     # CartPole and HalfCheetah with 1 and 8 environments
 
 The contestants take turns, one rollout each, in processes of their own that wait while another works; figures are medians
 over the repeats, ratios are to SB3 in the same turn. Times are processor time of a process with one thread, which other work
@@ -26,10 +26,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 RESULTS = Path(__file__).parent / "results"
-CONTESTANTS = ["sb3", "averaging", "averaging, fast=False", "correction=None"]
+CONTESTANTS = ["sb3", "averaging", "averaging, fast=False", "correction=None", "floor"]
 if find_spec("sbx") is not None:
     CONTESTANTS.append("sbx")
 
@@ -53,9 +55,8 @@ class Case:
 def cases() -> Iterator[Case]:
     both = ("sb3", "averaging")
     for env in ("CartPole-v1", "HalfCheetah-v5"):
-        for n_envs in (1, 8):
-            yield Case("main", env, n_envs)
-        yield Case("main", env, 16, contestants=both)
+        yield Case("main", env, 1)
+        yield Case("main", env, 8, rollout=8 * 2048, repeats=4)  # SB3's default of 2048 steps an environment
     for n_envs in (1, 8):
         yield Case("spaces", "dict", n_envs, policy="MultiInputPolicy", contestants=both, repeats=4)
     for n_envs in (1, 8):
@@ -75,7 +76,6 @@ def cases() -> Iterator[Case]:
 
 def make_env(name: str) -> Any:
     import gymnasium as gym
-    import numpy as np
     from gymnasium import spaces
 
     class Noise(gym.Env):
@@ -102,6 +102,48 @@ def make_env(name: str) -> Any:
     return gym.make(name)
 
 
+class Floor:
+    """
+    What no algorithm can do without: the environments as SB3 steps them, and the products and activations of the update.
+
+    :param env: the environments
+    :param case: the case
+    """
+
+    def __init__(self, env: Any, case: Case) -> None:
+        self.env, self.n_steps, self.rollout_buffer = env, case.rollout // case.n_envs, None
+        self._actions = [np.array([env.action_space.sample() for _ in range(case.n_envs)]) for _ in range(64)]
+        self._minibatches = 10 * case.rollout // case.batch_size
+        inputs = env.observation_space.shape[0]
+        sizes = [(inputs, case.width), (case.width, case.width), (case.width, 1)] * 2  # actor and critic
+        floats = np.random.default_rng(0).standard_normal
+        self._layers = [
+            (
+                floats((case.batch_size, i), np.float32),
+                floats((o, i), np.float32),
+                floats((case.batch_size, o), np.float32),
+                o > 1,
+            )
+            for i, o in sizes
+        ]
+        env.reset()
+
+    def _setup_learn(self, steps: int) -> tuple[int, None]:
+        return steps, None
+
+    def collect_rollouts(self, env: Any, *_: Any, n_rollout_steps: int) -> None:
+        for step in range(n_rollout_steps):
+            env.step(self._actions[step % 64])
+
+    def train(self) -> None:
+        for _ in range(self._minibatches):
+            for x, weight, delta, hidden in self._layers:
+                z = x @ weight.T
+                if hidden:
+                    np.tanh(z, out=z)
+                _ = delta.T @ x, delta @ weight
+
+
 def make_model(contestant: str, case: Case) -> Any:
     import stable_baselines3
     from stable_baselines3.common.env_util import make_vec_env
@@ -117,6 +159,8 @@ def make_model(contestant: str, case: Case) -> Any:
     policy: Any = case.policy
     if policy == "asymmetric":
         policy, kwargs["policy_kwargs"] = sb3_avgcorr.AsymmetricActorCriticPolicy, {"actor_keys": ["position"]}
+    if contestant == "floor":
+        return Floor(env, case)
     if contestant == "sb3":
         return getattr(stable_baselines3, case.algorithm)(policy, env, **kwargs)
     if contestant == "sbx":
@@ -134,18 +178,18 @@ def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
     th.set_num_threads(1)
     model = make_model(contestant, case)
     _, callback = model._setup_learn(10**9)
-    fit_seconds = [0.0]
+    fit_seconds, strength_seconds = [0.0], [0.0]
     if hasattr(model, "_averaging_ratio"):
-        for part in ("_averaging_ratio", "_find_strength"):
-            setattr(model, part, timed(getattr(model, part), fit_seconds))
+        model._averaging_ratio = timed(model._averaging_ratio, fit_seconds)
+        model._find_strength = timed(model._find_strength, strength_seconds)
     pipe.send("ready")
     while pipe.recv() == "go":
-        fit_seconds[0] = 0.0
+        fit_seconds[0] = strength_seconds[0] = 0.0
         start = time.process_time()
         model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
         collected = time.process_time()
         model.train()
-        pipe.send((collected - start, time.process_time() - collected, fit_seconds[0]))
+        pipe.send((collected - start, time.process_time() - collected, fit_seconds[0], strength_seconds[0]))
     pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -172,7 +216,7 @@ def run(case: Case) -> list[dict[str, Any]]:
         pipes[contestant] = mine
     for pipe in pipes.values():
         pipe.recv()
-    turns: dict[str, list[tuple[float, float, float]]] = {contestant: [] for contestant in case.contestants}
+    turns: dict[str, list[tuple[float, float, float, float]]] = {contestant: [] for contestant in case.contestants}
     for repeat in range(case.repeats + 1):
         for contestant, pipe in pipes.items():
             pipe.send("go")
@@ -195,7 +239,8 @@ def run(case: Case) -> list[dict[str, Any]]:
                 "contestant": contestant,
                 "collect_us": round(statistics.median(t[0] for t in own) * per_step, 1),
                 "train_us": round(statistics.median(t[1] for t in own) * per_step, 1),
-                "correction_share": round(statistics.median(t[2] / (t[0] + t[1]) for t in own), 3),
+                "fit_share": round(statistics.median(t[2] / (t[0] + t[1]) for t in own), 3),
+                "strength_share": round(statistics.median(t[3] / (t[0] + t[1]) for t in own), 3),
                 "collect_ratio": round(statistics.median(s[0] / t[0] for t, s in zip(own, sb3, strict=True)), 2),
                 "train_ratio": round(statistics.median(s[1] / t[1] for t, s in zip(own, sb3, strict=True)), 2),
                 "speed_ratio": round(statistics.median(sum(s[:2]) / sum(t[:2]) for t, s in zip(own, sb3, strict=True)), 2),
@@ -233,7 +278,8 @@ COLUMNS = {
     "contestant": "",
     "collect_us": "collect µs/step",
     "train_us": "train µs/step",
-    "correction_share": "correction / all",
+    "fit_share": "fit / all",
+    "strength_share": "strength / all",
     "collect_ratio": "collect ×",
     "train_ratio": "train ×",
     "speed_ratio": "**speed ×**",
@@ -253,8 +299,9 @@ def write(rows: list[dict[str, Any]], command: str) -> None:
         f"Made by `{command}`. {machine()}.",
         "",
         "× is the ratio to SB3's PPO with the same hyperparameters (speed: more is faster; memory: peak resident set of the",
-        "process, less is better), the median over turns. `correction / all`: fit, evaluation and the search",
-        "for the strength as a share of all time, in the first 16 rollouts, where the strength is looked for in each.",
+        "process, less is better), the median over turns. `fit / all` is the correction's fit and evaluation as a share of",
+        "all time, `strength / all` the search for its strength, in the first 16 rollouts, where it is looked for in each.",
+        "*floor* is the environments as SB3 steps them, and the products and activations of the update, nothing else.",
     ]
     for group in dict.fromkeys(row["group"] for row in rows):
         lines += ["", f"## {group}", "", "| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
