@@ -52,6 +52,7 @@ def adapt_source(app: Sphinx, docname: str, source: list[str]) -> None:
     """Let links that are right on GitHub be right on the site, too, and fill in the lists of options."""
     source[0] = re.sub(r"\]\((\.\./)+benchmarks/results/", "](/benchmarks/", source[0])
     source[0] = re.sub(r"\]\((\.\./)+examples/(?=[^)]*\.ipynb)", "](/notebooks/", source[0])
+    source[0] = re.sub(r"(\]\(_static/envs/\w+\.png\))", r"\1{.env}", source[0])
     for authors, readers in enumerate(("users", "authors")):
         source[0] = source[0].replace(f"<!-- options for {readers} -->", options_list(bool(authors)))
 
