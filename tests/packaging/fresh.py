@@ -97,7 +97,9 @@ class Fresh:
 
     def _environment(self) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        return {**inherited, "OMP_NUM_THREADS": "1", "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
+        # Ray's workers would give way to every other process, and have no end on a busy machine
+        settings = {"OMP_NUM_THREADS": "1", "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl"), "RAY_worker_niceness": "0"}
+        return {**inherited, **settings}
 
 
 def train_save_load(*names: str, steps: int = 64) -> Check:
