@@ -63,7 +63,8 @@ def options_list(authors: bool) -> str:
     for name, option in OPTIONS.items():
         if option.authors == authors:
             doc = " ".join(option.doc.split()).replace("docs/speed.md", "[speed](/speed.md)")
-            entries.append(f"`{name}` = `{getattr(CorrectionOptions, name)!r}`\n: {doc[0].upper()}{doc[1:]}.\n")
+            doc = doc[0].upper() + doc[1:] if doc[0].isascii() else doc  # λ stays λ
+            entries.append(f"`{name}` = `{getattr(CorrectionOptions, name)!r}`\n: {doc}.\n")
     return "\n".join(entries)
 
 
