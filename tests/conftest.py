@@ -30,6 +30,12 @@ def _one_thread() -> Iterator[None]:
     th.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _ray_keeps_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's workers would give way to every other process, and on a busy machine hardly get on."""
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+
+
 class ClockEnv(gym.Env):
     """
     The observation tells the time t/T and nothing else; with ``tells=False`` it is constant.
