@@ -135,7 +135,6 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
             policy.mlp_extractor.latent_dim_vf if shared else getattr(policy, "lstm_output_dim", policy.features_dim),
             self.gamma,
             net_arch=[] if shared else (32, 32),
-            activation_fn=policy.activation_fn,
             rollout_size=self.n_steps * self.n_envs,
             critic=self._critic_layers if shared else None,
             device=self.device,

@@ -28,7 +28,7 @@ MEMORY = 15_000.0
 #: number of samples from which the mean of γ^t is known well enough
 CALIBRATION_SAMPLES = 2_048
 #: samples a fit should see, and the most passes over a rollout that it makes for them
-FITTED_SAMPLES, MOST_PASSES = 12_288, 6
+FITTED_SAMPLES, MOST_PASSES = 10_240, 5
 #: rows the correction is evaluated on at once
 ESTIMATION_BATCH = 4096
 
@@ -156,7 +156,7 @@ class CorrectionEstimator:
         gamma: float,
         *,
         net_arch: tuple[int, ...] | list[int] = (32, 32),
-        activation_fn: type[nn.Module] = nn.Tanh,
+        activation_fn: type[nn.Module] = nn.ReLU,
         rollout_size: int = 2048,
         critic: CriticLayers | None = None,
         device: th.device | str = "cpu",

@@ -109,17 +109,17 @@ class CorrectionOptions:
     )
     correction_network: Literal["shared", "separate"] = _option(
         "separate",
-        """``"separate"``: two hidden layers of 32 of its own; ``"shared"``: a head on the critic's layers. Both
+        """``"separate"``: two hidden layers of its own, of 32 with ReLU; ``"shared"``: a head on the critic's layers. Both
         see what the critic's layers see; a features extractor (or memory) with parameters is left to the algorithm's own
         update""",
         **_one_of("shared", "separate"),
         search=("categorical", ["shared", "separate"]),
     )
     correction_lambda: float = _option(
-        0.6,
+        0.7,
         "λ of the regression's targets: 1: γ^t, as in the paper; less: bootstrapped, with less variance",
         **_number(0.0, 1.0),
-        search=("categorical", [0.6, 0.8, 0.9, 1.0]),
+        search=("categorical", [0.7, 0.8, 0.9, 1.0]),
     )
     correction_learning_rate: float | Schedule | None = _option(
         1.6e-2,
@@ -130,7 +130,7 @@ class CorrectionOptions:
     correction_epochs: int | None = _option(
         None,
         """passes over the rollout that fit the correction (shared: jointly with the value loss); ``None``: as many as show it
-        12,288 samples, from 1 to 6""",
+        10,240 samples, from 1 to 5""",
         **_count(0, none=True),
         search=("int", 1, 32, True),
     )

@@ -60,7 +60,7 @@ def test_stays_at_one_where_the_features_tell_nothing() -> None:
     noise = th.as_tensor(np.random.default_rng(0).normal(size=(STEPS.size, 1)), dtype=th.float32)
     for features in (th.ones(STEPS.size, 1), noise):
         estimator = learned(make(), 6, features)
-        np.testing.assert_allclose(estimator.ratio(features), 1.0, atol=0.05)
+        assert np.abs(estimator.ratio(features) - 1.0).mean() < 0.02
 
 
 def test_shrinkage_draws_towards_one() -> None:
@@ -111,7 +111,7 @@ def test_one_step_written_out() -> None:
     estimator.fit(features, STEPS, 0.01)
     assert estimator.loss == pytest.approx(loss.item(), rel=1e-4)
     # the head starts at zero, so that the first step is its alone
-    assert sum(int((g.abs() > 1e-5).sum()) for g in gradients) > 30
+    assert sum(int((g.abs() > 1e-5).sum()) for g in gradients) > 15
     for p, value, g in zip(network.parameters(), expected, gradients, strict=True):
         clear = g.abs() > 1e-5
         np.testing.assert_allclose(p.detach()[clear], value.detach()[clear], atol=1e-4)
