@@ -146,7 +146,7 @@ def table(heading: list[str], rows: list[list[str]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="of the first two tables")
-    parser.add_argument("--training-seeds", type=int, default=5, help="of the third")
+    parser.add_argument("--training-seeds", type=int, default=5, help="of the third; 0: without it")
     args = parser.parse_args()
     lines = ["# The strength: n, blocks and memory", "", f"Made by `python benchmarks/strength.py --seeds {args.seeds}"]
     lines[-1] += (
@@ -173,15 +173,16 @@ def main() -> None:
     lines += table(["task", "gradient", *(f"l = {lag}" for lag in LAGS), "KL of an update", "sqrt(1/KL)"], lasting)
     lines += ["", "## Blocks: standard error of ⟨c, c⟩ told by one rollout, as a share of the mean's whole square"]
     lines += table(["task", *(f"{count} blocks" for count in BLOCKS)], telling)
-    lines += [
-        "",
-        "## Returns by n and memory (HalfCheetah: at the end of training; LongTail 0.5: discounted, final policy)",
-    ]
-    rows = [
-        [f"{n:g}", f"{memory:g}", *(str(interval(returns[e, c])) for e in range(len(RETURNS)))]
-        for c, (n, memory) in enumerate(CHOICES)
-    ]
-    lines += table(["n", "memory", *RETURNS], rows)
+    if args.training_seeds:
+        lines += [
+            "",
+            "## Returns by n and memory (HalfCheetah: at the end of training; LongTail 0.5: discounted, final policy)",
+        ]
+        rows = [
+            [f"{n:g}", f"{memory:g}", *(str(interval(returns[e, c])) for e in range(len(RETURNS)))]
+            for c, (n, memory) in enumerate(CHOICES)
+        ]
+        lines += table(["n", "memory", *RETURNS], rows)
     RESULTS.write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
