@@ -105,26 +105,28 @@ def test_stopped_by_hand_and_given_again(tmp_path: Path) -> None:
     """What is said is true also of the small experiments: finished runs are kept, and the rest is made."""
     command = [sys.executable, "-m", "sb3_avgcorr", "reproduce", "counterexample", "--seeds", "2", "--steps", "4000"]
     command += ["--jobs", "1", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests that run in the background ignore it
-    )
+    said = tmp_path / "said.txt"
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests that run in the background ignore it
+        )
     try:
-        end = time.monotonic() + 300
-        while time.monotonic() < end and not list(tmp_path.glob("runs/*/result.json")):
+        end = time.monotonic() + 600
+        while "1/22 runs after" not in said.read_text():  # progress is shown
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < end, said.read_text()
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        process.wait(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "finished runs are kept" in said
-    assert "1/22 runs after" in said  # progress is shown
+    assert "finished runs are kept" in said.read_text()
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
     assert kept
     again = subprocess.run(command, capture_output=True, text=True, timeout=900)
