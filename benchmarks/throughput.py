@@ -50,6 +50,7 @@ class Case:
     contestants: tuple[str, ...] = tuple(CONTESTANTS)
     algorithm: str = "PPO"
     batch_size: int = 64
+    threads: int = 1  # of torch; with more than one the clock on the wall counts
 
 
 def cases() -> Iterator[Case]:
@@ -72,6 +73,18 @@ def cases() -> Iterator[Case]:
         yield Case("batch", "CartPole-v1", 8, contestants=both, repeats=3, batch_size=batch_size)
     for width in (64, 256, 512):
         yield Case("width", "CartPole-v1", 8, width=width, contestants=both, repeats=3)
+    # where the engine, which is left in charge here, should give way to torch's threads
+    for batch_size, width in ((64, 64), (256, 64), (256, 256), (512, 256), (2048, 256)):
+        yield Case(
+            "threads",
+            "CartPole-v1",
+            8,
+            width=width,
+            batch_size=batch_size,
+            contestants=both,
+            repeats=5,
+            threads=os.cpu_count() or 1,
+        )
 
 
 def make_env(name: str) -> Any:
@@ -175,7 +188,12 @@ def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
     """Waits for its turn, makes one rollout and one update, tells how long they took, and at the end its peak memory."""
     import torch as th
 
-    th.set_num_threads(1)
+    th.set_num_threads(case.threads)
+    clock = time.process_time if case.threads == 1 else time.perf_counter
+    if case.group == "threads":
+        from sb3_avgcorr.fast import engine
+
+        engine.LARGEST_LAYER = sys.maxsize
     model = make_model(contestant, case)
     _, callback = model._setup_learn(10**9)
     fit_seconds, strength_seconds = [0.0], [0.0]
@@ -185,11 +203,11 @@ def contestant_process(contestant: str, case: Case, pipe: Connection) -> None:
     pipe.send("ready")
     while pipe.recv() == "go":
         fit_seconds[0] = strength_seconds[0] = 0.0
-        start = time.process_time()
+        start = clock()
         model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
-        collected = time.process_time()
+        collected = clock()
         model.train()
-        pipe.send((collected - start, time.process_time() - collected, fit_seconds[0], strength_seconds[0]))
+        pipe.send((collected - start, clock() - collected, fit_seconds[0], strength_seconds[0]))
     pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
