@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 #: rollouts for each of which the gradients are taken at first
 FIRST_ROLLOUTS = 16
@@ -33,16 +34,21 @@ def block_gradients(
     r"""
     Compute ∇ mean(a·log π) over the samples of each block, for several coefficients a of each sample.
 
+    Without the layers of a features extractor, if there are others: a CNN has a hundred times as many parameters, whose
+    gradients would need more time and memory than the update itself, and what is behind it tells the same.
+
     :param log_prob: evaluates log π of some samples, with a graph
     :param policy: the policy
     :param coefficients: a, shape (n_coefficients, n_samples)
     :param blocks: the samples of each block
-    :return: gradients of the parameters that log π depends on, shape (n_coefficients, n_blocks, n_parameters)
+    :return: gradients of these parameters, as far as log π depends on them, shape (n_coefficients, n_blocks, n_parameters)
     """
     parameters = [p for p in policy.parameters() if p.requires_grad]
+    below = {p for m in policy.modules() if isinstance(m, BaseFeaturesExtractor) for p in m.parameters()}
     with th.enable_grad():
         used = th.autograd.grad(log_prob(blocks[0][:1]).sum(), parameters, allow_unused=True)
         parameters = [p for p, gradient in zip(parameters, used, strict=True) if gradient is not None]
+        parameters = [p for p in parameters if p not in below] or parameters
         rows = []
         for block in blocks:
             log_probs = log_prob(block)

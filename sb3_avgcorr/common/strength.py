@@ -92,18 +92,29 @@ def gradient_products(
     independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
     if sizes.shape != (m,) or independent.shape != (m, m):
         raise ValueError(f"`sizes` must have shape ({m},), `independent` ({m}, {m}), got {sizes.shape}, {independent.shape}.")
+    return _products_of(_gram(u, c), sizes, independent)
+
+
+def _products_of(gram: np.ndarray, sizes: np.ndarray, independent: np.ndarray) -> Products:
     if not independent.any():
         return Products(np.full((2, 2), np.nan), np.full((2, 2), np.nan))
-    x = np.concatenate([u, c]).astype(np.float64)
-    gram = _gram(x).reshape(2, m, 2, m)
     pairs = np.outer(sizes, sizes)
     mean, signal = (np.einsum("aibj,ij->ab", gram, w) / np.sum(w) for w in (pairs, pairs * independent))
     return Products(signal, mean - signal)
 
 
-def _gram(x: np.ndarray) -> np.ndarray:
-    """All inner products of rows, in pieces so small that numpy's BLAS starts no threads for them."""
-    return sum((piece @ piece.T for piece in np.split(x, range(256, x.shape[1], 256), axis=1)), np.zeros((len(x), len(x))))
+def _gram(u: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """
+    All inner products of the rows of (u, c), shape (2, M, 2, M), in double precision.
+
+    In pieces, of which no copy needs much memory, and so small that numpy's BLAS starts no threads for them.
+    """
+    m, length = u.shape
+    gram = np.zeros((2 * m, 2 * m))
+    for start in range(0, length, 256):
+        piece = np.concatenate([u[:, start : start + 256], c[:, start : start + 256]], dtype=np.float64)
+        gram += piece @ piece.T
+    return gram.reshape(2, m, 2, m)
 
 
 def jackknife_products(
@@ -125,9 +136,13 @@ def jackknife_products(
     m = len(u)
     sizes = np.ones(m) if sizes is None else np.asarray(sizes, dtype=np.float64)
     independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
-    x = np.concatenate([u, c]).astype(np.float64)
+    return _pseudo_values(_gram(u, c), sizes, independent)
+
+
+def _pseudo_values(gram: np.ndarray, sizes: np.ndarray, independent: np.ndarray) -> np.ndarray:
+    m = len(sizes)
     pairs = np.outer(sizes, sizes) * independent
-    products = _gram(x).reshape(2, m, 2, m) * pairs[None, :, None, :]
+    products = gram * pairs[None, :, None, :]
     total, weight = products.sum(axis=(1, 3)), pairs.sum()
     without_weight = weight - 2.0 * pairs.sum(axis=1)
     if m < 3 or np.any(without_weight <= ROUNDING * weight):
@@ -223,10 +238,10 @@ class Strength:
 
     The estimate of bias² is free of bias but not of noise, and to believe it early is to correct too much. So the gain in
     leaving u counts only as far as bias² is told from 0 over recent rollouts: not at all below 1.5 standard errors, in full
-    from 3. The blocks are the samples (:func:`jackknife_products`), so that a clear bias is told from the first rollout: a
-    policy that has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of standard
-    errors that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because
-    bias² is at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
+    from 3. The blocks are the samples (:func:`jackknife_products`), so that one rollout can tell a clear
+    bias: a policy that has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of
+    standard errors that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order,
+    because bias² is at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
 
     So the algorithm is the uncorrected one until the data say that this is biased. But where ⟨u, c⟩ is below 0, the
     uncorrected gradient is expected to do harm, and one standard error is enough to leave it (:attr:`opposed`).
@@ -294,12 +309,15 @@ class Strength:
             (u, c), sizes, independent = np.stack(self._held, axis=1), None, None
             self._held = []
             peak = max(np.abs(u).max(), np.abs(c).max())
-        u, c = np.divide(u, peak, dtype=np.float64), np.divide(c, peak, dtype=np.float64)
-        signal, noise = gradient_products(u, c, sizes, independent)
+        m = len(u)
+        gram = _gram(u / peak, c / peak)
+        sizes = np.ones(m) if sizes is None else np.asarray(sizes, dtype=np.float64)
+        independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
+        signal, noise = _products_of(gram, sizes, independent)
         if np.isnan(signal).any():
             return False
-        mean_square = (np.vdot(u, u) + np.vdot(c, c)) / (2 * len(u))
-        signals = jackknife_products(u, c, sizes, independent)
+        mean_square = np.einsum("aiai->", gram) / (2 * m)
+        signals = _pseudo_values(gram, sizes, independent)
         upper = np.triu_indices(2)
         x = np.concatenate([signals[:, upper[0], upper[1]], np.tile(noise[upper], (len(signals), 1))], axis=1) / mean_square
         forget = np.exp(-1.0 / self.memory)

@@ -107,7 +107,7 @@ class Regressor:
 
 class NumpyRegression:
     """
-    The estimator's :class:`~sb3_avgcorr.common.estimator.Regression` in numpy, on the same parameters.
+    The estimator's :class:`~sb3_avgcorr.common.regression.Regression` in numpy, on the same parameters.
 
     :param network: the network
     :param regressor: fits it; None: it is only evaluated

@@ -8,7 +8,7 @@ import pytest
 import torch as th
 from conftest import SPACES, ClockEnv, SpaceEnv, policy_for, space_env
 from family import FAMILY, FULL, learned, make, make_with, on_update, vec_env
-from stable_baselines3.common.envs import IdentityEnv
+from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_avgcorr import AveragingPPO
@@ -286,3 +286,21 @@ def test_weights_are_constant_where_the_state_tells_nothing(env: Any, network: A
         3000
     )
     assert np.abs(model.correction_weights - 1.0).max() < 0.05
+
+
+def test_gradients_of_an_image_policy_leave_out_its_cnn() -> None:
+    env = DummyVecEnv([lambda: FakeImageEnv(screen_height=36, screen_width=36, discrete=True)])
+    model = AveragingPPO("CnnPolicy", env, n_steps=32, batch_size=16, seed=0, device="cpu")
+    _, callback = model._setup_learn(32)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, 32)
+    rng = np.random.default_rng(0)
+    weights, advantages = rng.random(32), rng.normal(size=32)
+    u, c = model._actor_gradients(weights, advantages, [np.arange(32)])
+    net = model.policy.action_net
+    assert u.shape == c.shape == (1, sum(p.numel() for p in net.parameters()))
+    buffer = model.rollout_buffer
+    observations = th.as_tensor(buffer.observations.reshape(32, *buffer.obs_shape))
+    actions = th.as_tensor(buffer.actions.reshape(-1))
+    log_prob = model.policy.get_distribution(observations).log_prob(actions)
+    gradients = th.autograd.grad((th.as_tensor(weights * advantages) * log_prob).mean(), list(net.parameters()))
+    np.testing.assert_allclose(c[0], th.cat([g.reshape(-1) for g in gradients]).numpy(), atol=1e-6)
