@@ -15,6 +15,8 @@ import numpy as np
 
 #: a squared length below this share of the whole is rounding (gradients come in single precision)
 ROUNDING = 1e-9
+#: parameters whose gradients are multiplied at once, and about how many of them are looked at
+PIECE, MOST_PARAMETERS = 256, 65_536
 
 
 class Products(NamedTuple):
@@ -103,16 +105,18 @@ def _products_of(gram: np.ndarray, sizes: np.ndarray, independent: np.ndarray) -
     return Products(signal, mean - signal)
 
 
-def _gram(u: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _gram(u: np.ndarray, c: np.ndarray, unit: float = 1.0) -> np.ndarray:
     """
-    All inner products of the rows of (u, c), shape (2, M, 2, M), in double precision.
+    All inner products of the rows of (u, c) / unit, shape (2, M, 2, M), in double precision.
 
-    In pieces, of which no copy needs much memory, and so small that numpy's BLAS starts no threads for them.
+    In pieces, of which no copy needs much memory, and so small that numpy's BLAS starts no threads for them. Of a large
+    network every second, third, ... piece is taken: the products are compared with each other only, and a part of the
+    parameters, spread over all layers, tells their proportions.
     """
     m, length = u.shape
     gram = np.zeros((2 * m, 2 * m))
-    for start in range(0, length, 256):
-        piece = np.concatenate([u[:, start : start + 256], c[:, start : start + 256]], dtype=np.float64)
+    for start in range(0, length, PIECE * -(-length // MOST_PARAMETERS)):
+        piece = np.concatenate([x[:, start : start + PIECE] for x in (u, c)], dtype=np.float64) / unit
         gram += piece @ piece.T
     return gram.reshape(2, m, 2, m)
 
@@ -310,7 +314,7 @@ class Strength:
             self._held = []
             peak = max(np.abs(u).max(), np.abs(c).max())
         m = len(u)
-        gram = _gram(u / peak, c / peak)
+        gram = _gram(u, c, peak)
         sizes = np.ones(m) if sizes is None else np.asarray(sizes, dtype=np.float64)
         independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
         signal, noise = _products_of(gram, sizes, independent)

@@ -379,3 +379,14 @@ def test_noise_that_neighbours_share_is_not_taken_for_bias(n_envs: int) -> None:
         believed.append([naive.trust > 0.0, told.trust > 0.0])
     often, seldom = np.mean(believed, axis=0)
     assert seldom <= 0.15 < 0.5 < often
+
+
+def test_products_of_a_large_network_come_from_a_part_of_its_parameters() -> None:
+    rng = np.random.default_rng(0)
+    length = 300_000
+    true_u, true_c = rng.normal(size=(2, length))
+    u, c = (x + rng.normal(size=(6, length)) for x in (true_u, true_c + 0.5 * true_u))
+    signal, noise = gradient_products(u, c)
+    # relative to ⟨u, u⟩, which is 1 a parameter: c = true_c + u / 2; noise of the mean of six: 1/6
+    np.testing.assert_allclose(signal / signal[0, 0], [[1.0, 0.5], [0.5, 1.25]], atol=0.02)
+    np.testing.assert_allclose(noise / signal[0, 0], np.eye(2) / 6, atol=0.02)
