@@ -305,8 +305,14 @@ COLUMNS = {
 }
 
 
-def write(rows: list[dict[str, Any]], command: str) -> None:
+def write(rows: list[dict[str, Any]]) -> None:
+    """Put rows into the tables, in place of those of the same groups."""
     RESULTS.mkdir(exist_ok=True)
+    groups = list(dict.fromkeys(case.group for case in cases()))
+    if (RESULTS / "throughput.csv").is_file():
+        with open(RESULTS / "throughput.csv", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["group"] not in {own["group"] for own in rows}] + rows
+    rows = sorted(rows, key=lambda row: groups.index(row["group"]))
     with open(RESULTS / "throughput.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
@@ -314,7 +320,7 @@ def write(rows: list[dict[str, Any]], command: str) -> None:
     lines = [
         "# Throughput",
         "",
-        f"Made by `{command}`. {machine()}.",
+        f"Made by `python benchmarks/throughput.py`, group by group (`--only`). {machine()}.",
         "",
         "× is the ratio to SB3's PPO with the same hyperparameters (speed: more is faster; memory: peak resident set of the",
         "process, less is better), the median over turns. `fit / all` is the correction's fit and evaluation as a share of",
@@ -338,10 +344,7 @@ def main() -> None:
             rows += run(case)
             for row in rows[-len(case.contestants) :]:
                 print({key: row[key] for key in COLUMNS}, flush=True)
-            write(
-                rows,
-                f"python benchmarks/throughput.py{'' if arguments.only == groups else ' --only ' + ' '.join(arguments.only)}",
-            )
+            write(rows)
 
 
 if __name__ == "__main__":
