@@ -220,7 +220,7 @@ def test_the_prototype_of_section_8() -> None:
             policy_kwargs={"actor_keys": ["observation"]},
             seed=0,
             device="cpu",
-        ).learn(6_000)
+        ).learn(8_000)
         cue, _ = model.policy.obs_to_tensor({"observation": np.array([[-1.0], [1.0]], dtype=np.float32)})
         with th.no_grad():
             follows[correction] = model.policy.get_distribution(cue).distribution.probs.diagonal().mean().item()

@@ -32,7 +32,8 @@ def test_variants_differ_in_the_correction_alone(study: VariantStudy) -> None:
         common = [{k: v for k, v in entry.items() if k not in about} for entry in settings.values()]
         assert all(entry == common[0] for entry in common)
         assert settings["none"]["correction"] is None
-        assert settings["averaging"]["correction_strength"] == 1.0
+        strengths = {name: entry.get("correction_strength") for name, entry in settings.items()}
+        assert {"averaging": 1.0, "auto": "auto"}.items() & strengths.items()
 
 
 def test_sizes() -> None:
@@ -67,16 +68,14 @@ def test_critic_without_a_head_is_trained_as_long() -> None:
 
 def test_judged_by_both_returns() -> None:
     planned = SAFETY.plan(Size())
-    outcome = outcome_of(planned, {"none": 100.0, "averaging": 50.0, "auto": 99.0})
-    found = SAFETY.judge(Size(), planned, outcome)
-    assert len(found.claims) == 3 * 7 * 2
-    verdicts = {(claim.text, claim.verdict) for claim in found.claims}
-    assert ("auto's mean is within 5 % of PPO's or above", "supported") in verdicts
-    assert ("averaging is not told worse than PPO", "contradicted") in verdicts
-    assert ("averaging is not told worse than PPO", "supported") not in verdicts
+    for level, verdict in ((50.0, "contradicted"), (99.0, "supported")):
+        found = SAFETY.judge(Size(), planned, outcome_of(planned, {"none": 100.0, "auto": level}))
+        assert len(found.claims) == 2 * 7 * 2
+        texts = ("auto is not told worse than PPO", "auto's mean is within 5 % of PPO's or above")
+        assert {(claim.text, claim.verdict) for claim in found.claims} == {(text, verdict) for text in texts}
     together = found.sections[0]
     rows = {row[0]: row for row in together.tables[0].rows}
-    assert rows.keys() == {"none", "averaging", "auto"}
+    assert rows.keys() == {"none", "auto"}
     assert {picture.name for section in found.sections for picture in section.pictures} == {
         "safety-profile.png",
         "safety-return.png",
@@ -84,13 +83,13 @@ def test_judged_by_both_returns() -> None:
     }
     scores = found.data["safety"]
     assert set(scores["measure"]) == {"area", "final", "evaluation"}
-    assert len(scores) == 7 * 3 * 3 * 2 * 3
+    assert len(scores) == 7 * 2 * 3 * 2 * 3
 
 
 def test_small_benchmark_end_to_end(tmp_path: Path) -> None:
     found = conduct(SAFETY, Size(seeds=2, steps=512, envs=("CartPole-v1", "Acrobot-v1")), tmp_path, workers=2)
     # an episode of Acrobot takes 500 steps, so that none ends in 16 environments
-    assert len(found.failed) == 6
+    assert len(found.failed) == 4
     assert all("no episode ended" in line for line in found.failed)
     assert {claim.place.partition(",")[0] for claim in found.claims} == {"CartPole-v1"}
     assert (tmp_path / "safety.md").exists()
