@@ -13,8 +13,9 @@ class AveragingA2C(AveragingCorrection, A2C):
     A2C with the averaging correction of the discount-factor mismatch. Takes every argument of SB3's A2C, in the same order
     and with the same defaults, and the correction's as keywords. With ``correction=None`` it is SB3's A2C, to the bit.
 
-    A2C's rollouts are short and its updates many, so by default the correction is fitted with one pass a rollout, and its
-    weights are divided by their mean over recent rollouts: the mean over a few steps in a row would take away what they say.
+    A2C's rollouts are short and its updates many, so by default the correction is fitted with one pass a rollout at a rate of
+    8e-3, and its weights are divided by their mean over recent rollouts: the mean over a few steps in a row would take away
+    what they say.
     """
 
     correction_epochs = 1

@@ -3,10 +3,9 @@
 import importlib.util
 import os
 
-import rl_zoo3.train
-
 from sb3_avgcorr.cli.arguments import Arguments, KeyValue, agent_arguments, given, prepare, run
 from sb3_avgcorr.errors import UserError, install
+from sb3_avgcorr.zoo import registry
 from sb3_avgcorr.zoo.config import paper_config
 from sb3_avgcorr.zoo.signals import StopSignals
 
@@ -35,7 +34,7 @@ def train(argv: list[str]) -> int:
         # For networks of this size threads cost more than they gain, on a busy machine many times more.
         rest += ["--num-threads", "1"]
     # What else goes wrong is no mistake in the arguments: the traceback leads to the environment, or to a fault of ours.
-    run("train", rl_zoo3.train.train, rest, (UserError, ValueError, AssertionError, ImportError, OSError))
+    run("train", registry.train, rest, (UserError, ValueError, AssertionError, ImportError, OSError))
     return 0 if StopSignals.last is None else 128 + StopSignals.last
 
 

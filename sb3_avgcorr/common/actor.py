@@ -14,6 +14,10 @@ FIRST_ROLLOUTS = 16
 PASSES = 16
 
 
+class NoGradient(Exception):
+    """The log-probability of an actor cannot be evaluated, or has no gradient."""
+
+
 def gradients_are_due(rollout: int, passes: int) -> bool:
     """
     Tell whether the gradients are to be taken for a rollout, which costs about as much as one pass of the update.
@@ -35,7 +39,7 @@ def block_gradients(
     Compute ∇ mean(a·log π) over the samples of each block, for several coefficients a of each sample.
 
     Without the layers of a features extractor, if there are others: a CNN has a hundred times as many parameters, whose
-    gradients would need more time and memory than the update itself, and what is behind it tells the same.
+    gradients would need more time and memory than the update itself. What is behind it has to do.
 
     :param log_prob: evaluates log π of some samples, with a graph
     :param policy: the policy
@@ -46,7 +50,10 @@ def block_gradients(
     parameters = [p for p in policy.parameters() if p.requires_grad]
     below = {p for m in policy.modules() if isinstance(m, BaseFeaturesExtractor) for p in m.parameters()}
     with th.enable_grad():
-        used = th.autograd.grad(log_prob(blocks[0][:1]).sum(), parameters, allow_unused=True)
+        try:
+            used = th.autograd.grad(log_prob(blocks[0][:1]).sum(), parameters, allow_unused=True)
+        except (NotImplementedError, TypeError, AttributeError, RuntimeError) as error:
+            raise NoGradient(str(error)) from error
         parameters = [p for p, gradient in zip(parameters, used, strict=True) if gradient is not None]
         parameters = [p for p in parameters if p not in below] or parameters
         rows = []

@@ -13,7 +13,7 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
-from sb3_avgcorr.common.actor import block_gradients, gradients_are_due
+from sb3_avgcorr.common.actor import NoGradient, block_gradients, gradients_are_due
 from sb3_avgcorr.common.clock import EpisodeClock
 from sb3_avgcorr.common.clocked import ClockedRollouts
 from sb3_avgcorr.common.correction import effective_sample_size
@@ -134,7 +134,6 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
             self,
             policy.mlp_extractor.latent_dim_vf if shared else getattr(policy, "lstm_output_dim", policy.features_dim),
             self.gamma,
-            net_arch=[] if shared else (32, 32),
             rollout_size=self.n_steps * self.n_envs,
             critic=self._critic_layers if shared else None,
             device=self.device,
@@ -326,7 +325,7 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
             parts = blocks(*ratio.shape)
             try:
                 u, c = self._actor_gradients(ratio.reshape(-1), advantages.reshape(-1), parts)
-            except (NotImplementedError, TypeError, AttributeError, RuntimeError) as error:
+            except NoGradient as error:
                 warnings.warn(
                     f"The gradient of {type(self).__name__}'s actor cannot be taken ({error}), so that "
                     "correction_strength='auto' corrects in full (1). Override _log_prob(), or choose a number.",

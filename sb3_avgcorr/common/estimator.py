@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -58,8 +58,7 @@ class CorrectionEstimator:
     :param options: the correction's options; they are read when they are used, so that they may change meanwhile
     :param input_dim: number of features
     :param gamma: discount factor γ
-    :param net_arch: sizes of the network's own hidden layers; none, where it shares the critic's
-    :param activation_fn: activation between them
+    :param net_arch: sizes of the network's own hidden layers, with ReLU behind them; of no use where it shares the critic's
     :param rollout_size: number of samples of a rollout, for the memory of averages
     :param critic: the layers to share; their latent is the network's input then
     :param device: device of the network
@@ -72,8 +71,7 @@ class CorrectionEstimator:
         input_dim: int,
         gamma: float,
         *,
-        net_arch: tuple[int, ...] | list[int] = (32, 32),
-        activation_fn: type[nn.Module] = nn.ReLU,
+        net_arch: Sequence[int] = (32, 32),
         rollout_size: int = 2048,
         critic: CriticLayers | None = None,
         device: th.device | str = "cpu",
@@ -84,9 +82,10 @@ class CorrectionEstimator:
         device = th.device(device)
         # The network's initial weights must not be drawn from the streams that SB3 draws from.
         with th.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            self.network = CorrectionNetwork(
-                input_dim, list(net_arch), activation_fn, options.correction_loss, options.correction_scale
-            ).to(device)
+            layers = list(net_arch) if critic is None else []
+            self.network = CorrectionNetwork(input_dim, layers, nn.ReLU, options.correction_loss, options.correction_scale).to(
+                device
+            )
         #: the network with its parameters averaged over fits; None if it is not averaged
         self.average: AveragedModel | None = None
         if critic is None and options.correction_averaging:

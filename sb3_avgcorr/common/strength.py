@@ -87,14 +87,16 @@ def gradient_products(
     :param independent: which blocks share no noise, symmetric, shape (M, M); all that are not the same, if not given
     :return: ⟨·, ·⟩ and N(·, ·); not-a-number if no two blocks are independent, which leaves signal and noise alike
     """
-    if np.ndim(u) != 2 or np.shape(u) != np.shape(c):
-        raise ValueError(f"`u` and `c` must have the same shape (blocks, parameters), got {np.shape(u)} and {np.shape(c)}.")
-    m = len(u)
-    sizes = np.ones(m) if sizes is None else np.asarray(sizes)
+    return _products_of(_gram(u, c), *_filled(len(u), sizes, independent))
+
+
+def _filled(m: int, sizes: np.ndarray | None, independent: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """What is known of m blocks, with what was not given: sizes alike, no noise shared."""
+    sizes = np.ones(m) if sizes is None else np.asarray(sizes, dtype=np.float64)
     independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
     if sizes.shape != (m,) or independent.shape != (m, m):
         raise ValueError(f"`sizes` must have shape ({m},), `independent` ({m}, {m}), got {sizes.shape}, {independent.shape}.")
-    return _products_of(_gram(u, c), sizes, independent)
+    return sizes, independent
 
 
 def _products_of(gram: np.ndarray, sizes: np.ndarray, independent: np.ndarray) -> Products:
@@ -111,8 +113,10 @@ def _gram(u: np.ndarray, c: np.ndarray, unit: float = 1.0) -> np.ndarray:
 
     In pieces, of which no copy needs much memory, and so small that numpy's BLAS starts no threads for them. Of a large
     network every second, third, ... piece is taken: the products are compared with each other only, and a part of the
-    parameters, spread over all layers, tells their proportions.
+    parameters, spread over all layers, is enough to estimate their proportions.
     """
+    if np.ndim(u) != 2 or np.shape(u) != np.shape(c):
+        raise ValueError(f"`u` and `c` must have the same shape (blocks, parameters), got {np.shape(u)} and {np.shape(c)}.")
     m, length = u.shape
     gram = np.zeros((2 * m, 2 * m))
     for start in range(0, length, PIECE * -(-length // MOST_PARAMETERS)):
@@ -137,10 +141,7 @@ def jackknife_products(
     :param independent: which blocks share no noise, shape (M, M); all that are not the same, if not given
     :return: the pseudo-values, shape (M, 2, 2), with the mean x; x alone, shape (1, 2, 2), if a block cannot be missed
     """
-    m = len(u)
-    sizes = np.ones(m) if sizes is None else np.asarray(sizes, dtype=np.float64)
-    independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
-    return _pseudo_values(_gram(u, c), sizes, independent)
+    return _pseudo_values(_gram(u, c), *_filled(len(u), sizes, independent))
 
 
 def _pseudo_values(gram: np.ndarray, sizes: np.ndarray, independent: np.ndarray) -> np.ndarray:
@@ -242,8 +243,8 @@ class Strength:
 
     The estimate of bias² is free of bias but not of noise, and to believe it early is to correct too much. So the gain in
     leaving u counts only as far as bias² is told from 0 over recent rollouts: not at all below 1.5 standard errors, in full
-    from 3. The blocks are the samples (:func:`jackknife_products`), so that one rollout can tell a clear
-    bias: a policy that has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of
+    from 3. The blocks are the samples (:func:`jackknife_products`), so that one rollout can tell a clear bias:
+    a policy that has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of
     standard errors that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order,
     because bias² is at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
 
@@ -313,14 +314,12 @@ class Strength:
             (u, c), sizes, independent = np.stack(self._held, axis=1), None, None
             self._held = []
             peak = max(np.abs(u).max(), np.abs(c).max())
-        m = len(u)
         gram = _gram(u, c, peak)
-        sizes = np.ones(m) if sizes is None else np.asarray(sizes, dtype=np.float64)
-        independent = ~np.eye(m, dtype=bool) if independent is None else np.asarray(independent)
+        sizes, independent = _filled(len(u), sizes, independent)
         signal, noise = _products_of(gram, sizes, independent)
         if np.isnan(signal).any():
             return False
-        mean_square = np.einsum("aiai->", gram) / (2 * m)
+        mean_square = np.einsum("aiai->", gram) / (2 * len(u))
         signals = _pseudo_values(gram, sizes, independent)
         upper = np.triu_indices(2)
         x = np.concatenate([signals[:, upper[0], upper[1]], np.tile(noise[upper], (len(signals), 1))], axis=1) / mean_square

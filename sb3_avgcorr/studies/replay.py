@@ -70,7 +70,6 @@ def make_estimator(mdp: FiniteMDP, rollout_size: int = 2048, seed: int = 0, **op
             chosen,
             64 if critic else features.shape[1],
             mdp.gamma,
-            net_arch=[] if critic else (32, 32),
             rollout_size=rollout_size,
             critic=critic,
             rng=np.random.default_rng(seed),

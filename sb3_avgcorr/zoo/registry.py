@@ -1,4 +1,6 @@
-"""Makes our algorithms, environments, hyperparameter files and search spaces known to RL Zoo."""
+"""Makes our algorithms, environments and search spaces known to RL Zoo, and runs its training with our files and checks."""
+
+from types import FunctionType
 
 import rl_zoo3.train
 import rl_zoo3.utils
@@ -11,14 +13,21 @@ from sb3_avgcorr.zoo.search import register_search_spaces
 
 def register() -> None:
     """
-    Register with RL Zoo. Its own algorithms stay as they are. May be called any number of times. Without our command line::
-
-        from sb3_avgcorr.zoo import register; register()
-        from rl_zoo3.train import train; train()
+    Register with RL Zoo. Its own algorithms stay as they are. May be called any number of times.
     """
     register_envs()
     # The same dict object is what every module of RL Zoo holds.
     rl_zoo3.utils.ALGOS.update({name: algorithm.cls for name, algorithm in ALGORITHMS.items()})
     register_search_spaces()
-    # RL Zoo's way to another manager: `train` takes the class from its module. Ours is RL Zoo's for its own algorithms, too.
-    rl_zoo3.train.ExperimentManager = ExperimentManager  # type: ignore[misc]
+
+
+def train() -> None:
+    """
+    RL Zoo's ``train()``, which reads ``sys.argv``, with our :class:`ExperimentManager`.
+
+    Its code runs in a namespace of ours, where the manager's name stands for our class: RL Zoo has no argument for that, and
+    its own module stays as it is, for whoever else uses it.
+    """
+    register()
+    theirs = rl_zoo3.train.train
+    FunctionType(theirs.__code__, {**theirs.__globals__, "ExperimentManager": ExperimentManager}, theirs.__name__)()

@@ -304,3 +304,17 @@ def test_gradients_of_an_image_policy_leave_out_its_cnn() -> None:
     log_prob = model.policy.get_distribution(observations).log_prob(actions)
     gradients = th.autograd.grad((th.as_tensor(weights * advantages) * log_prob).mean(), list(net.parameters()))
     np.testing.assert_allclose(c[0], th.cat([g.reshape(-1) for g in gradients]).numpy(), atol=1e-6)
+
+
+def test_an_error_in_the_midst_of_the_gradients_is_not_taken_for_an_actor_without_one() -> None:
+    class FailsOnBlocks(AveragingPPO):
+        def _log_prob(self, rows: np.ndarray) -> th.Tensor:
+            if len(rows) > 1:
+                raise RuntimeError("out of memory")
+            return super()._log_prob(rows)
+
+    model = FailsOnBlocks(
+        "MlpPolicy", vec_env("ppo", lambda: ClockEnv(17)), n_steps=24, batch_size=24, correction="power", gamma=0.9
+    )
+    with pytest.raises(RuntimeError, match="out of memory"):
+        learned(model, 1)

@@ -250,7 +250,9 @@ def test_conf_file_wins_over_paper(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_two_lines_without_our_command(tmp_path: Path):
     script = tmp_path / "train.py"
-    script.write_text("from sb3_avgcorr.zoo import register; register()\nfrom rl_zoo3.train import train; train()\n")
+    check = "import rl_zoo3.exp_manager, rl_zoo3.train\n"
+    check += "assert rl_zoo3.train.ExperimentManager is rl_zoo3.exp_manager.ExperimentManager\n"  # theirs is not touched
+    script.write_text(f"from sb3_avgcorr.zoo import train; train()\n{check}")
     arguments = ["--algo", "power_a2c", "--env", "avgcorr/TwoState-v0", "-f", str(tmp_path / "logs"), *QUICK]
     run = subprocess.run([sys.executable, str(script), *arguments], text=True, capture_output=True, timeout=300)
     assert run.returncode == 0, run.stderr

@@ -208,7 +208,7 @@ def test_a_shared_fit_trains_both_heads() -> None:
     policy = Policy()
     critic = CriticLayers(policy)  # type: ignore[arg-type]
     options = CorrectionOptions(correction_network="shared")
-    estimator = CorrectionEstimator(options, 8, GAMMA, net_arch=[], critic=critic)
+    estimator = CorrectionEstimator(options, 8, GAMMA, critic=critic)
     returns = (STEPS / LENGTH).astype(np.float32)
     for _ in range(40):
         estimator.observe(told(STEPS), STEPS)

@@ -381,7 +381,7 @@ def test_noise_that_neighbours_share_is_not_taken_for_bias(n_envs: int) -> None:
     assert seldom <= 0.15 < 0.5 < often
 
 
-def test_products_of_a_large_network_come_from_a_part_of_its_parameters() -> None:
+def test_products_of_a_large_network_keep_their_proportions() -> None:
     rng = np.random.default_rng(0)
     length = 300_000
     true_u, true_c = rng.normal(size=(2, length))

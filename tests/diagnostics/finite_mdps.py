@@ -50,7 +50,7 @@ class MDPVecEnv(VecEnv):
         return [False] * self.num_envs
 
     def env_method(self, *_: Any, **__: Any) -> list[Any]:
-        raise NotImplementedError
+        raise AttributeError("a finite MDP has no methods")
 
     def get_attr(self, *_: Any, **__: Any) -> list[Any]:
         return [None] * self.num_envs
