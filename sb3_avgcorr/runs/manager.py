@@ -145,16 +145,18 @@ class JobManager(ExperimentManager):
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         return super().create_envs(n_envs, eval_env, no_log=True)
 
-    def evaluation_env(self) -> VecEnv:
+    def evaluation_env(self, n_envs: int) -> VecEnv:
         """
-        Make one environment as in training, but without the wrappers that only training has.
+        Make environments as in training, but without the wrappers that only training has.
+
+        :param n_envs: number of environments
         """
         wrappers = self.settings.get("env_wrapper") or []
         wrappers = wrappers if isinstance(wrappers, list) else [wrappers]
         kept = [wrapper for wrapper in wrappers if str(_wrapper_name(wrapper)).rpartition(".")[2] not in self._eval_without]
         self.env_wrapper = rl_zoo3.utils.get_wrapper_class({"env_wrapper": kept}) if kept else None
         self.eval_env_kwargs = self.env_kwargs  # RL Zoo does not take them over from the file's entry
-        return self.create_envs(1, eval_env=True)
+        return self.create_envs(n_envs, eval_env=True)
 
 
 def _default(cls: type, option: str) -> Any:

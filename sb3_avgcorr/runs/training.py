@@ -36,6 +36,9 @@ from sb3_avgcorr.runs.results import GAMMAS, discounted_column
 CHECKPOINT_SECONDS = "SB3_AVGCORR_CHECKPOINT_SECONDS"
 DEFAULT_CHECKPOINT_SECONDS = 20.0
 
+#: environments in which a trained policy is evaluated, at most
+EVALUATION_ENVS = 10
+
 #: attributes of a model that its set-up makes anew when it is loaded
 RESET_BY_LOAD = ("_last_lstm_states", "_correction_rng")
 
@@ -245,11 +248,16 @@ def named(function: str) -> Callable[..., Any]:
 
 
 def _evaluate(model: BaseAlgorithm, manager: JobManager, job: Job, gamma: float) -> dict[str, list[float]]:
-    """Episodes of the final policy on the task itself."""
-    log = EpisodeLog(1, gamma)
-    if job.eval_episodes == 0:
+    """
+    Episodes of the final policy on the task itself, in several environments at a time.
+
+    Each environment has its share of the episodes: of those that end first, short ones would be too many.
+    """
+    n_envs = min(job.eval_episodes, EVALUATION_ENVS)
+    log = EpisodeLog(n_envs, gamma)
+    if n_envs == 0:
         return log.columns
-    env = manager.evaluation_env()
+    env = manager.evaluation_env(n_envs)
     if model.get_vec_normalize_env() is not None:
         assert model.env is not None
         sync_envs_normalization(model.env, env)
@@ -257,11 +265,13 @@ def _evaluate(model: BaseAlgorithm, manager: JobManager, job: Job, gamma: float)
     set_random_seed(seed)
     env.seed(seed)
     obs: Any = env.reset()
-    state, start = None, np.ones(1, dtype=bool)
-    while len(log.columns["step"]) < job.eval_episodes:
+    state, start = None, np.ones(n_envs, dtype=bool)
+    missing = (job.eval_episodes + np.arange(n_envs)) // n_envs
+    while missing.any():
         action, state = model.predict(obs, state=state, episode_start=start, deterministic=False)
         obs, reward, start, _ = env.step(action)
-        log.add(reward, start, job.steps)
+        log.add(reward, start & (missing > 0), job.steps)
+        missing -= start & (missing > 0)
     env.close()
     return log.columns
 
