@@ -28,7 +28,7 @@ class Products(NamedTuple):
 
 def blocks(n_steps: int, n_envs: int, count: int = 16, shortest: int = 16) -> list[np.ndarray]:
     """
-    Split a rollout into blocks that are stretches of environments, as equal in size as can be (to one row).
+    Split a rollout into blocks: stretches of one environment, or, where there are many, some environments each.
 
     Steps that are near share noise, so a block is not shorter than ``shortest`` steps, unless it is all that an environment
     has: five steps of eight environments are eight blocks, five steps of one are a single block, which tells nothing.
@@ -42,14 +42,16 @@ def blocks(n_steps: int, n_envs: int, count: int = 16, shortest: int = 16) -> li
     for name, value in {"n_steps": n_steps, "n_envs": n_envs, "count": count, "shortest": shortest}.items():
         if value < 1:
             raise ValueError(f"`{name}` must be at least 1, got {value}.")
-    # environment after environment, each along its own time
-    rows = np.arange(n_steps * n_envs).reshape(n_steps, n_envs).T.ravel()
-    return np.array_split(rows, min(count, max(n_envs, rows.size // shortest)))
+    rows = np.arange(n_steps * n_envs).reshape(n_steps, n_envs)
+    if n_envs >= count:
+        return [part.ravel() for part in np.array_split(rows, count, axis=1)]
+    pieces = max(1, min(count // n_envs, n_steps // shortest))
+    return [part for env in rows.T for part in np.array_split(env, pieces)]
 
 
 def independent_blocks(split: list[np.ndarray], n_envs: int) -> np.ndarray:
     """
-    Which blocks share no noise: those without a common environment, or, of a single environment, those that are no neighbours.
+    Which blocks share no noise: those of different environments, or, of a single environment, those that are no neighbours.
 
     Steps of one episode share noise: an advantage sums over the steps that follow, and what was drawn at the start lasts to
     the end. Shared noise looks like signal, and little is enough: a correlation of 0.1 makes a bias where there is none.
@@ -58,13 +60,11 @@ def independent_blocks(split: list[np.ndarray], n_envs: int) -> np.ndarray:
     :param n_envs: environments of the rollout
     :return: a symmetric array of truth values, shape (M, M)
     """
-    first, last = (np.array([rows[end] % n_envs for rows in split]) for end in (0, -1))
     if n_envs == 1:
-        first = np.arange(len(split))
-        last = first + 1  # as if a block went on into the next
-    # a block is a run of environments: two have none in common if one begins after the other has ended
-    after = first[:, None] > last
-    return after | after.T
+        place = np.arange(len(split))
+        return np.asarray(np.abs(place[:, None] - place) > 1)
+    env = np.array([rows[0] % n_envs for rows in split])
+    return np.asarray(env[:, None] != env)
 
 
 def gradient_products(
@@ -129,31 +129,36 @@ def jackknife_products(
     u: np.ndarray, c: np.ndarray, sizes: np.ndarray | None = None, independent: np.ndarray | None = None
 ) -> np.ndarray:
     r"""
-    What each block says of the noise-free products: the jackknife's pseudo-values (Tukey, 1958).
+    What each source of noise says of the noise-free products: the jackknife's pseudo-values (Tukey, 1958).
 
-    With x the products from all M blocks and x_{-j} those without block j, the pseudo-value M·x - (M-1)·x_{-j} is what block j
-    adds. The mean of the pseudo-values is x, but for a term of order 1/M where blocks differ in their partners, and their
-    scatter over blocks is that of x, so one rollout already tells how well its products are known.
+    A source is an environment, all of whose blocks are left out together, because they share noise; a block, where it is
+    independent of others by itself. With x the products from all G sources and x_{-g} those without source g, the
+    pseudo-value G·x - (G-1)·x_{-g} is what source g adds. The mean of the pseudo-values is x, but for a term of order 1/G
+    where sources differ in their partners, and their scatter is that of x, so one rollout already tells how well its
+    products are known.
 
     :param u: uncorrected gradient on each block, shape (M, P)
     :param c: corrected gradient on each block, same shape
     :param sizes: rows of each block, shape (M,); all the same if not given
     :param independent: which blocks share no noise, shape (M, M); all that are not the same, if not given
-    :return: the pseudo-values, shape (M, 2, 2), with the mean x; x alone, shape (1, 2, 2), if a block cannot be missed
+    :return: the pseudo-values, shape (G, 2, 2), with the mean x; x alone, shape (1, 2, 2), if a source cannot be missed
     """
     return _pseudo_values(_gram(u, c), *_filled(len(u), sizes, independent))
 
 
 def _pseudo_values(gram: np.ndarray, sizes: np.ndarray, independent: np.ndarray) -> np.ndarray:
-    m = len(sizes)
+    # blocks of one source share noise with the same others
+    source = np.unique(independent, axis=0, return_inverse=True)[1].reshape(-1)
+    member = np.eye(source.max() + 1)[:, source]
+    m = len(member)
     pairs = np.outer(sizes, sizes) * independent
     products = gram * pairs[None, :, None, :]
     total, weight = products.sum(axis=(1, 3)), pairs.sum()
-    without_weight = weight - 2.0 * pairs.sum(axis=1)
+    without_weight = weight - 2.0 * member @ pairs.sum(axis=1)
     if m < 3 or np.any(without_weight <= ROUNDING * weight):
         return (total / weight)[None]
     of_block = products.sum(axis=3).transpose(1, 0, 2) + products.sum(axis=1).transpose(2, 0, 1)
-    without = (total - of_block) / without_weight[:, None, None]
+    without = (total - np.tensordot(member, of_block, axes=1)) / without_weight[:, None, None]
     values = m * total / weight - (m - 1) * without
     return values + (total / weight - values.mean(axis=0))
 
@@ -223,14 +228,14 @@ def least_error_strength(signal: np.ndarray, noise: np.ndarray, n: float = 1.0, 
         return float(cc > 0.0 and trust > 0.0)
     a = uc * ncc - cc * nuc
     b = uu * cc - uc * uc + cc * nuu - uc * nuc
-    return _share(a, b, trust, rounding=ROUNDING * cc * (uu + nuu))
-
-
-def _share(a: float, b: float, trust: float, rounding: float) -> float:
-    """The share trust·b / (a + trust·b) of c, where a and b are the gains in leaving c and u."""
-    if not b > rounding or trust <= 0.0:
+    if not b > ROUNDING * cc * (uu + nuu) or trust <= 0.0:
         return 0.0
     return float(trust * b / (a + trust * b)) if a > 0.0 else 1.0
+
+
+def _ramp(x: float, low: float, high: float) -> float:
+    """Rise from 0 at ``low`` to 1 at ``high``."""
+    return float(np.clip((x - low) / (high - low), 0.0, 1.0))
 
 
 class Strength:
@@ -241,15 +246,18 @@ class Strength:
     block gradient (of u and c alike, so that a u of zero does no harm): the scale of rewards or of a loss cancels, also
     where it drifts. The averages go into :func:`least_error_strength`.
 
-    The estimate of bias² is free of bias but not of noise, and to believe it early is to correct too much. So the gain in
-    leaving u counts only as far as bias² is told from 0 over recent rollouts: not at all below 1.5 standard errors, in full
-    from 3. The blocks are the samples (:func:`jackknife_products`), so that one rollout can tell a clear bias:
-    a policy that has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of
-    standard errors that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order,
-    because bias² is at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
+    A bias that hardly turns the gradient is not worth a correction: along u, at an angle of 18° to c, an update gains 95 % of
+    what it would along c. So the bias counts only if bias² is above a tenth of ⟨c, c⟩, the square of the sine of 18°. And its
+    estimate is noisy; to believe it early is to correct too much. So it counts only as far as it is told from that
+    over recent rollouts: not at all below 1.5 standard errors, in full from 3. The environments are the
+    samples (:func:`jackknife_products`), so that a few rollouts can tell a clear bias: a policy that has gone the wrong
+    way may not come back. Where they are few, Student's t is turned into the number of standard errors that is as rare under
+    a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because bias² is at its least in κ. A
+    rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
 
-    So the algorithm is the uncorrected one until the data say that this is biased. But where ⟨u, c⟩ is below 0, the
-    uncorrected gradient is expected to do harm, and one standard error is enough to leave it (:attr:`opposed`).
+    So the algorithm is the uncorrected one until the data say that this goes the wrong way. What they say first is often not
+    where c points, which is lost in noise, but that u does not go there: a step along u claims a gain of ⟨u, u⟩, of which
+    ⟨u, c⟩ is real. Where u is told from 0, and ⟨u, c⟩ from half of ⟨u, u⟩ or more, that is enough to leave it (:attr:`lost`).
 
     n says how long a gradient stays about the same. Until then n steps along it are n times as long, and so is their bias,
     while their noise is only sqrt(n) times as long. It stays while the policy does, until that has moved by about one nat of
@@ -260,10 +268,12 @@ class Strength:
     :param memory: number of rollouts over which earlier ones are forgotten by a factor e
     """
 
-    #: standard errors from 0 at which the bias begins to count, and counts in full
+    #: share of ⟨c, c⟩ that bias² must be above to be worth a correction
+    SLIGHT = 0.1
+    #: standard errors above that at which the bias begins to count, and counts in full
     DOUBT, TRUST = 1.5, 3.0
-    #: standard errors below 0 from which ⟨u, c⟩ speaks for the corrected gradient alone
-    OPPOSED = 1.0
+    #: share of the gain along u that must be real, and standard errors at which a loss begins to count, and counts in full
+    REAL, MISSING = 0.5, (1.0, 2.0)
     #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
     FEW, ENOUGH = 4, 16
 
@@ -363,31 +373,37 @@ class Strength:
 
     @property
     def bias(self) -> float:
-        """How many standard errors bias² is above 0, over recent rollouts; 0 if it is not, or nothing is known."""
+        """How many standard errors bias² is above what is slight, over recent rollouts; 0 where it is not, or is not known."""
         if not self.known:
             return 0.0
         signal, noise = self._products()
-        if squared_bias(signal) <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
+        if squared_bias(signal) - self.SLIGHT * signal[1, 1] <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
             return 0.0
         kappa = uncorrected_scale(signal)
-        return self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0, 0.0, 0.0, 0.0]))
+        return self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0 - self.SLIGHT, 0.0, 0.0, 0.0]))
 
     @property
     def trust(self) -> float:
         """How far the bias is believed, in [0, 1]."""
-        return float(np.clip((self.bias - self.DOUBT) / (self.TRUST - self.DOUBT), 0.0, 1.0))
+        return _ramp(self.bias, self.DOUBT, self.TRUST)
 
     @property
-    def opposed(self) -> float:
-        """How far the uncorrected gradient is taken to do harm, in [0, 1]: by how many standard errors ⟨u, c⟩ is below 0."""
+    def lost(self) -> float:
+        """How much of the gain along u is told to be missing, in [0, 1]: 0 if half of it or more is real, 1 if none is."""
         if not self.known:
             return 0.0
-        return float(np.clip(self._errors_from_zero(np.array([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])) / self.OPPOSED, 0.0, 1.0))
+        claimed, missing = (
+            self._errors_from_zero(np.array([*x, 0.0, 0.0, 0.0, 0.0])) for x in ((1.0, 0.0), (self.REAL, -1.0))
+        )
+        real = uncorrected_scale(self._products().signal)
+        return _ramp(min(claimed, missing), *self.MISSING) * _ramp(-real, -self.REAL, 0.0)
 
     @property
     def k(self) -> float:
         """How far to correct, in [0, 1]; 0 as long as nothing is known."""
-        return max(least_error_strength(*self._products(), self.n, self.trust), self.opposed) if self.known else 0.0
+        if not self.known:
+            return 0.0
+        return max(least_error_strength(*self._products(), self.n, self.trust), self.lost)
 
     @property
     def cosine(self) -> float:
