@@ -392,9 +392,8 @@ class Strength:
         """How much of the gain along u is told to be missing, in [0, 1]: 0 if half of it or more is real, 1 if none is."""
         if not self.known:
             return 0.0
-        claimed, missing = (
-            self._errors_from_zero(np.array([*x, 0.0, 0.0, 0.0, 0.0])) for x in ((1.0, 0.0), (self.REAL, -1.0))
-        )
+        claimed = self._errors_from_zero(np.eye(6)[0])
+        missing = self._errors_from_zero(np.array([self.REAL, -1.0, 0.0, 0.0, 0.0, 0.0]))
         real = uncorrected_scale(self._products().signal)
         return _ramp(min(claimed, missing), *self.MISSING) * _ramp(-real, -self.REAL, 0.0)
 

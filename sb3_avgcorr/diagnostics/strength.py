@@ -15,8 +15,8 @@ class ChosenStrength(NamedTuple):
 
     k: float
     cosine: float  # of corrected and uncorrected gradient, free of noise; NaN where one is lost in it
-    bias: float  # how many standard errors the squared bias of the uncorrected gradient is above zero
-    opposed: float  # how far the uncorrected gradient is taken to do harm, in [0, 1]
+    bias: float  # how many standard errors the squared bias of the uncorrected gradient is above a slight one
+    lost: float  # how much of what the uncorrected gradient claims to gain is told to be missing, in [0, 1]
     noise: float  # variance of the corrected gradient, as a multiple of the uncorrected one's
     rollout: int  # steps of the training rollouts that it is for
 
@@ -24,12 +24,12 @@ class ChosenStrength(NamedTuple):
     def why(self) -> str:
         """The reason in one sentence."""
         noise = f"the corrected gradient has {self.noise:.1f} times the noise of the uncorrected one"
-        if self.opposed > 0.0 and self.k == self.opposed:
-            return f"the uncorrected gradient points away from the corrected one, and {noise}"
+        if self.lost > 0.0 and self.k == self.lost:
+            return f"less than half of what the uncorrected gradient claims to gain is real, and {noise}"
+        errors = f"{self.bias:.1f} standard errors above a slight one"
         if self.k == 0.0 and self.bias < Strength.DOUBT:
-            errors = f"{self.bias:.1f} standard errors; it counts from {Strength.DOUBT:g}"
-            return f"no bias is told from chance ({errors}), and {noise}"
-        return f"the bias is {self.bias:.1f} standard errors above zero, and on rollouts of {self.rollout} steps {noise}"
+            return f"no bias is told that would be worth it ({errors}; it counts from {Strength.DOUBT:g}), and {noise}"
+        return f"the bias is {errors}, and on rollouts of {self.rollout} steps {noise}"
 
     def __str__(self) -> str:
         return f"{self.k:.2f}: {self.why}"
@@ -52,6 +52,6 @@ def choose_strength(u: np.ndarray, c: np.ndarray, sizes: np.ndarray, rollout: in
         strength.update(u[part], c[part], sizes[part])
     signal, noise = gradient_products(u, c, sizes)
     # noise falls with the size of a rollout
-    k = max(least_error_strength(signal, noise * sizes.sum() / rollout, strength.n, strength.trust), strength.opposed)
+    k = max(least_error_strength(signal, noise * sizes.sum() / rollout, strength.n, strength.trust), strength.lost)
     more_noise = float(noise[1, 1] / noise[0, 0]) if noise[0, 0] > 0.0 else np.nan
-    return ChosenStrength(k, gradient_cosine(signal), strength.bias, strength.opposed, more_noise, rollout)
+    return ChosenStrength(k, gradient_cosine(signal), strength.bias, strength.lost, more_noise, rollout)

@@ -123,12 +123,12 @@ def test_strength_is_zero_without_a_bias_or_without_knowledge() -> None:
     turned = u[:2] + 50.0 * np.eye(20)[0]
     found = choose_strength(u[:2], turned, np.ones(2), 2048)  # two episodes tell nothing
     assert found.k == 0.0
-    assert "told from chance" in found.why
+    assert "no bias is told" in found.why
 
 
 def test_strength_is_one_where_the_uncorrected_gradient_points_the_wrong_way() -> None:
     rng = np.random.default_rng(0)
     u = rng.normal(size=(32, 20)) + 1.0
     found = choose_strength(u, rng.normal(size=(32, 20)) - 1.0, np.ones(32), 2048)
-    assert found.k == found.opposed == 1.0
-    assert "points away" in found.why
+    assert found.k == found.lost == 1.0
+    assert "is real" in found.why
