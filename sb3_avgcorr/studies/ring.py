@@ -23,7 +23,7 @@ from sb3_avgcorr.reporting.statistics import interval
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.runner import Outcome
 from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of
-from sb3_avgcorr.studies.long_tail import rival
+from sb3_avgcorr.studies.long_tail import FIRST_SEED, rival
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
 ENV = "avgcorr/Ring-v0"
@@ -75,6 +75,7 @@ class Ring(Experiment):
     def plan(self, size: Size) -> Plan:
         entry = read_yaml(hyperparams_folder() / "averaging_ppo.yml")[ENV]
         steps = size.steps or int(entry["n_timesteps"])
+        seeds = range(FIRST_SEED, FIRST_SEED + (size.seeds or (10 if size.full else 3)))
         planned = {}
         for laps in self.laps:
             for variant in VARIANTS:
@@ -91,7 +92,7 @@ class Ring(Experiment):
                         eval_without=without,
                         probe=f"{__name__}.probe",
                     )
-                    for seed in range(size.seeds or (10 if size.full else 3))
+                    for seed in seeds
                 ]
         return planned
 
