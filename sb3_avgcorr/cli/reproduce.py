@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="sb3-avgcorr reproduce",
         description="Run an experiment of the paper or of ours, and say what becomes of its claims. "
-        "A command that was stopped goes on when it is given again: finished runs are kept.",
+        "A command that was stopped goes on when it is given again: finished runs are kept, and those of our own experiments "
+        "need not even be there if their figures are in the tables of --out.",
         epilog=listing(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.runs.files import PROGRESS, RESULT
@@ -17,6 +17,9 @@ from sb3_avgcorr.runs.results import AnyResult, Result, read_result, set_aside_c
 from sb3_avgcorr.runs.run import Locked
 from sb3_avgcorr.zoo.config import make_folder
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass
 class Outcome:
@@ -25,10 +28,12 @@ class Outcome:
 
     :param results: results of the jobs that are done
     :param failed: what became of the others, in words
+    :param earlier: figures of runs that were not made again: tables by name, whose column ``run`` names the run
     """
 
     results: dict[AnyJob, AnyResult] = field(default_factory=dict)
     failed: dict[AnyJob, str] = field(default_factory=dict)
+    earlier: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
 class Observer:

@@ -83,6 +83,11 @@ class Experiment(ABC):
         :param size: how large it is made
         """
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables that hold all that is made of a run, and name it in a column ``run``; none: a run is needed."""
+        return ()
+
     @abstractmethod
     def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
         """
@@ -107,6 +112,9 @@ def conduct(
     """
     Make the runs of an experiment that are missing, judge all of them, and leave the page, the tables and the pictures.
 
+    Runs are missing that are neither in the folder of runs nor in tables of ``out``: tables are small enough to be handed on
+    (committed), so that one machine can go on where another has stopped.
+
     :param experiment: the experiment
     :param size: how large it is made
     :param out: where the files go
@@ -116,9 +124,15 @@ def conduct(
     :param observer: is told how far the work is
     """
     plan = experiment.plan(size)
-    jobs = list({job.name: job for group in plan.values() for job in group}.values())
-    outcome = run_jobs(jobs, runs or out / "runs", workers=workers, ray=ray, observer=observer)
-    if outcome.results:
+    jobs = {job.name: job for group in plan.values() for job in group}
+    earlier = _earlier(experiment, out)
+    known = {str(name) for table in earlier.values() for name in table["run"]} & jobs.keys()
+    if known and observer is not None:
+        observer.note(f"{len(known)} of {len(jobs)} runs are in the tables of {out}; delete these to make them again")
+    todo = [job for name, job in jobs.items() if name not in known]
+    outcome = run_jobs(todo, runs or out / "runs", workers=workers, ray=ray, observer=observer)
+    outcome.earlier = earlier
+    if outcome.results or known:
         findings = experiment.judge(size, plan, outcome)
     else:
         findings = Findings(experiment.name, experiment.name, ["No run was finished."])
@@ -127,6 +141,34 @@ def conduct(
         findings.failed.append(f"{job.title}: {why.strip().splitlines()[-1] if why.strip() else ''}")
     write(findings, out)
     return findings
+
+
+def _earlier(experiment: Experiment, out: Path) -> dict[str, pd.DataFrame]:
+    """The tables that an earlier command has left; none, if they are not all there."""
+    paths = [out / f"{name}.csv" for name in experiment.tables]
+    found = {path.stem: pd.read_csv(path) for path in paths if path.is_file()}
+    return found if len(found) == len(paths) and all("run" in table for table in found.values()) else {}
+
+
+def with_earlier(name: str, made: pd.DataFrame, plan: Plan, outcome: Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """
+    Put the figures of earlier runs beside those of the new ones.
+
+    :param name: name of a table
+    :param made: the table of the new runs, with a column ``run``
+    :param plan: the runs of each cell
+    :param outcome: what became of the new ones
+    :return: the rows that the plan asks for, cell by cell, and all rows, which the table is to keep
+    """
+    if name in outcome.earlier:
+        before = outcome.earlier[name]
+        again = {job.name for job in outcome.results}
+        made = pd.concat([before[~before["run"].isin(again)], made], ignore_index=True)
+    if made.empty:
+        return made, made
+    order = {job.name: place for place, job in enumerate(job for jobs in plan.values() for job in jobs)}
+    asked = made[made["run"].isin(order)]
+    return asked.sort_values("run", key=lambda runs: runs.map(order), kind="stable", ignore_index=True), made
 
 
 def results_of(plan: Plan, outcome: Outcome) -> dict[Any, list[Any]]:

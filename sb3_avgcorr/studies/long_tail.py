@@ -22,7 +22,7 @@ from sb3_avgcorr.reporting.findings import Findings, Picture, Section, Table
 from sb3_avgcorr.reporting.statistics import interval
 from sb3_avgcorr.runs.jobs import FOR_TRAINING, Job
 from sb3_avgcorr.runs.runner import Outcome
-from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, with_earlier
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
 #: task -> strengths of the mismatch
@@ -123,6 +123,10 @@ class LongTail(Experiment):
     def envs(self) -> tuple[str, ...]:
         return tuple(self.tasks)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def plan(self, size: Size) -> Plan:
         seeds = range(FIRST_SEED, FIRST_SEED + (size.seeds or (10 if size.full else 3)))
         return {
@@ -137,6 +141,7 @@ class LongTail(Experiment):
             {
                 **dict(zip(("task", "strength", "variant"), cell, strict=True)),
                 "seed": result.job.seed,
+                "run": result.job.name,
                 "steps": result.job.steps,
                 "discounted": result.evaluation.discounted.mean(),
                 "return": result.evaluation.returns.mean(),
@@ -144,7 +149,7 @@ class LongTail(Experiment):
             for cell, results in results_of(plan, outcome).items()
             for result in results
         ]
-        frame = pd.DataFrame(rows)
+        frame, kept = with_earlier(self.name, pd.DataFrame(rows), plan, outcome)
         pictures = [
             Picture(
                 f"{self.name}-{measure}.png",
@@ -170,7 +175,7 @@ class LongTail(Experiment):
             "Where it matters: return against the strength of the mismatch",
             [note],
             [Section(pictures=pictures, claims=_claims(frame), tables=[Table(heading, table)])],
-            {self.name: frame},
+            {self.name: kept},
         )
 
 

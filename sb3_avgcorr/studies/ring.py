@@ -22,7 +22,7 @@ from sb3_avgcorr.reporting.findings import Findings, Picture, Section, Table
 from sb3_avgcorr.reporting.statistics import interval
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.runner import Outcome
-from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, with_earlier
 from sb3_avgcorr.studies.long_tail import FIRST_SEED, rival
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
@@ -72,6 +72,10 @@ class Ring(Experiment):
     where: str = "ours"
     purpose: str = "averaging against γ^t where states recur, by the number of laps"
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def plan(self, size: Size) -> Plan:
         entry = read_yaml(hyperparams_folder() / "averaging_ppo.yml")[ENV]
         steps = size.steps or int(entry["n_timesteps"])
@@ -97,13 +101,13 @@ class Ring(Experiment):
         return planned
 
     def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
-        frame = pd.DataFrame(
-            [
-                {"laps": laps, "variant": variant, "seed": result.job.seed, "steps": result.job.steps, **result.probe}
-                for (laps, variant), results in results_of(plan, outcome).items()
-                for result in results
-            ]
-        )
+        made = [
+            {"laps": laps, "variant": variant, "seed": job.seed, "run": job.name, "steps": job.steps, **result.probe}
+            for (laps, variant), results in results_of(plan, outcome).items()
+            for result in results
+            for job in [result.job]
+        ]
+        frame, kept = with_earlier(self.name, pd.DataFrame(made), plan, outcome)
         words = {"discounted": "discounted return (exact)", "wanted_action": "P(action the discounted return wants)"}
         pictures = [
             Picture(
@@ -146,5 +150,5 @@ class Ring(Experiment):
             "Where states recur: return against laps",
             [note],
             [Section(pictures=pictures, claims=claims, tables=[Table(heading, rows)])],
-            {self.name: frame},
+            {self.name: kept},
         )

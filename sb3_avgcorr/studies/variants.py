@@ -18,7 +18,7 @@ from sb3_avgcorr.reporting.statistics import What, areas, curve, difference, fin
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.results import Result
 from sb3_avgcorr.runs.runner import Outcome
-from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, with_earlier
 
 #: variant -> settings of the correction, beside the task's own
 CORRECTIONS: dict[str, dict[str, Any]] = {
@@ -124,8 +124,16 @@ class VariantStudy(Experiment):
                 ]
         return planned
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return self.name, f"{self.name}-curves"
+
     def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
-        learning, scores = tabulate(plan, outcome)
+        data: dict[str, pd.DataFrame] = {}
+        asked: dict[str, pd.DataFrame] = {}
+        for name, made in zip(self.tables, tabulate(plan, outcome), strict=True):
+            asked[name], data[name] = with_earlier(name, made, plan, outcome)
+        scores, learning = asked.values()
         if scores.empty:
             return Findings(self.name, self.title, ["In no run did an episode end."])
         sizes = dict.fromkeys(f"{env} {len(jobs)} seeds of {jobs[0].steps:,} steps" for (env, _), jobs in plan.items())
@@ -141,7 +149,7 @@ class VariantStudy(Experiment):
             self.title,
             [f"{self.note} Equal settings. {'; '.join(sizes)}.", intervals],
             sections,
-            {self.name: scores, f"{self.name}-curves": learning},
+            data,
         )
 
     def _section(self, kind: str, words: str, learning: pd.DataFrame, scores: pd.DataFrame) -> Section:
@@ -209,11 +217,11 @@ class VariantStudy(Experiment):
 
 def tabulate(plan: Plan, outcome: Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
-    Learning curves and figures of all runs.
+    Figures and learning curves of all runs.
 
     :param plan: the runs of each task and variant
     :param outcome: what became of them; a run in which no episode ended is noted as failed
-    :return: the curves, a row for each point, and the figures, a row for each run, kind of return and measure
+    :return: the figures, a row for each run, kind of return and measure, and the curves, a row for each point
     """
     learning, scores = [], []
     kinds: Sequence[What] = ("return", "discounted")
@@ -226,7 +234,7 @@ def tabulate(plan: Plan, outcome: Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:
                 continue
             width = max(job.steps // BINS, 1)
             points = {str(kind): curve(result, width, job.steps, kind) for kind in kinds}
-            identity = {"task": task, "variant": variant, "seed": job.seed}
+            identity = {"task": task, "variant": variant, "seed": job.seed, "run": job.name}
             steps = np.minimum(width * np.arange(1, len(points["return"]) + 1), job.steps)
             learning.append(pd.DataFrame({**identity, "step": steps, **points}))
             for kind in kinds:
@@ -237,4 +245,4 @@ def tabulate(plan: Plan, outcome: Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:
                     {**identity, "steps": job.steps, "gamma": result.gamma, "kind": kind, "measure": measure, "value": value}
                     for measure, value in found.items()
                 ]
-    return pd.concat(learning, ignore_index=True) if learning else pd.DataFrame(), pd.DataFrame(scores)
+    return pd.DataFrame(scores), pd.concat(learning, ignore_index=True) if learning else pd.DataFrame()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 from made_up_results import outcome_of
 from stable_baselines3 import PPO
@@ -93,6 +94,24 @@ def test_small_benchmark_end_to_end(tmp_path: Path) -> None:
     assert all("no episode ended" in line for line in found.failed)
     assert {claim.place.partition(",")[0] for claim in found.claims} == {"CartPole-v1"}
     assert (tmp_path / "safety.md").exists()
+
+
+def test_goes_on_from_the_tables_of_another_machine(tmp_path: Path) -> None:
+    """Two seeds here, without their runs a third one there: the tables are those of three seeds in one go."""
+    envs = ("CartPole-v1",)
+    for seeds, runs in ((2, "here"), (3, "there")):
+        found = conduct(SAFETY, Size(seeds=seeds, steps=512, envs=envs), tmp_path / "two", runs=tmp_path / runs, workers=2)
+    assert len(list((tmp_path / "there").iterdir())) == 2  # the third seed, with and without the correction
+    whole = conduct(SAFETY, Size(seeds=3, steps=512, envs=envs), tmp_path / "one", runs=tmp_path / "all", workers=2)
+    assert found.report == whole.report
+    for table in SAFETY.tables:
+        one, two = (
+            pd.read_csv(tmp_path / name / f"{table}.csv").sort_values(["run"], kind="stable") for name in ("one", "two")
+        )
+        pd.testing.assert_frame_equal(one.reset_index(drop=True), two.reset_index(drop=True))
+    # a smaller command leaves the tables whole
+    conduct(SAFETY, Size(seeds=1, steps=512, envs=envs), tmp_path / "two", runs=tmp_path / "there", workers=2)
+    assert pd.read_csv(tmp_path / "two" / "safety.csv")["seed"].nunique() == 3
 
 
 # The long tail
