@@ -407,17 +407,49 @@ def test_noise_that_neighbours_share_is_not_taken_for_bias(n_envs: int) -> None:
     independent = independent_blocks(blocks(2048 // n_envs, n_envs), n_envs)
     rng, task = np.random.default_rng(10), MadeUp(0.0, 0.5, 0.3)
     goes_on = 0.2 * (np.arange(16) % (16 // n_envs) > 0)[:, None]  # into the environment's next block
-    believed = []
-    for _ in range(60):
-        naive, told = Strength(), Strength()
-        for _ in range(15):
-            u, c = task.rollout(rng, n_blocks=16)
-            u, c = u + goes_on * np.roll(u - task.u, 1, axis=0), c + goes_on * np.roll(c - task.c, 1, axis=0)
-            naive.update(u, c)
-            told.update(u, c, independent=independent)
-        believed.append([naive.trust > 0.0, told.trust > 0.0])
-    often, seldom = np.mean(believed, axis=0)
-    assert seldom <= 0.15 < 0.5 < often
+    naive, told = [], []
+    for _ in range(900):
+        u, c = task.rollout(rng, n_blocks=16)
+        u, c = u + goes_on * np.roll(u - task.u, 1, axis=0), c + goes_on * np.roll(c - task.c, 1, axis=0)
+        naive.append(gradient_products(u, c).signal)
+        told.append(gradient_products(u, c, independent=independent).signal)
+    direction = np.array([-1.0, 1.0])  # κ = 1: c - u is noise
+    seen, left = (np.array([direction @ signal @ direction for signal in signals]) for signals in (naive, told))
+    assert seen.mean() > 5.0 * seen.std() / 30.0
+    assert abs(left.mean()) < 3.0 * left.std() / 30.0
+
+
+def test_the_past_tells_a_gradient_that_no_rollout_tells() -> None:
+    """A bias far below the noise of a rollout; the same rollouts, each by itself, as where a gradient does not last."""
+    task = MadeUp(90.0, 0.15, 0.3, parameters=300)
+    rng = np.random.default_rng(12)
+    with_past, alone = [], []
+    for _ in range(20):
+        told, forgetful = Strength(), Strength()
+        for _ in range(12):
+            u, c = task.rollout(rng)
+            told.update(u, c)
+            forgetful._past = None
+            forgetful.update(u, c)
+        with_past.append(told.bias)
+        alone.append(forgetful.bias)
+    assert np.mean(with_past) > Strength.TRUST
+    assert np.mean(alone) < Strength.DOUBT
+
+
+def test_products_with_the_past_by_hand() -> None:
+    """One parameter, c = 2u, four blocks a rollout; the past is the mean of the rollout before, forgotten by exp(-1/n)."""
+    strength, before, now = Strength(n=10.0, memory=np.inf), np.array([1.0, 2.0, 6.0, 3.0]), np.array([1.0, -1.0, 4.0, 2.0])
+    for u in (before, now):
+        strength.update(u[:, None], 2.0 * u[:, None])
+    # each rollout is divided by its root mean square over both gradients
+    before, now = (x / np.sqrt(np.mean([x**2, 4.0 * x**2])) for x in (before, now))
+    size = 4.0 * np.exp(-0.1)  # of the past, in blocks
+    first = (before.sum() ** 2 - np.sum(before**2)) / 12.0
+    second = (now.sum() ** 2 - np.sum(now**2) + 2.0 * size * before.mean() * now.sum()) / (12.0 + 8.0 * size)
+    pairs = 1.0 + 2.0 * np.exp(-0.1)  # a rollout counts by the pairs that it makes
+    uu = (first + pairs * second) / (1.0 + pairs)
+    np.testing.assert_allclose(strength._first[:3] / strength._weight, [uu, 2.0 * uu, 4.0 * uu])
 
 
 def test_products_of_a_large_network_keep_their_proportions() -> None:
