@@ -18,6 +18,7 @@ from sb3_avgcorr.paper.dot_reacher_returns import DotReacherReturns
 from sb3_avgcorr.paper.study import TrainingStudy
 from sb3_avgcorr.paper.training import STUDIES
 from sb3_avgcorr.reporting.claims import in_words, verdicts_on
+from sb3_avgcorr.reporting.figures import thousands
 from sb3_avgcorr.reporting.progress import Display
 from sb3_avgcorr.studies.benchmark import BOX2D_SB3, MUJOCO_SB3
 from sb3_avgcorr.studies.experiment import Experiment, Size, conduct
@@ -82,14 +83,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="sb3-avgcorr reproduce",
         description="Run an experiment of the paper or of ours, and say what becomes of its claims. "
-        "A command that was stopped goes on when it is given again: finished runs are kept, and those of our own experiments "
-        "need not even be there if their figures are in the tables of --out.",
+        "A command that was stopped goes on when it is given again: finished runs are kept, and those of training need not "
+        "even be there if their figures are in the tables of --out.",
         epilog=listing(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("name", nargs="?", help="an experiment, or all")
     made.add_argument("--list", action="store_true", help="list the experiments, with the verdicts found last")
-    made.add_argument("--full", action="store_true", help="the full size (the paper's); default: one for minutes on 2 cores")
+    made.add_argument("--full", action="store_true", help="the full size: the paper's, or ten seeds")
     made.add_argument("--seeds", type=int, help="number of seeds")
     made.add_argument("--steps", type=int, help="environment steps of a run")
     made.add_argument("--envs", nargs="+", metavar="ID", help="only these tasks of an experiment that has several")
@@ -142,10 +143,15 @@ def _with_tasks(names: Sequence[str], envs: Sequence[str], asked: str) -> list[s
 
 def _reproduce(experiment: Experiment, size: Size, options: argparse.Namespace) -> int:
     """Run one experiment, and say what it found."""
-    if not size.full:
-        full = "10 seeds" if experiment.where == "ours" else f"the paper's size ({experiment.where})"
-        print(f"{experiment.name}: a small version; --full for {full}.", flush=True)
     size = replace(size, envs=tuple(env for env in size.envs if env in experiment.envs))
+    if not size.full:
+        jobs = {job.name: job for group in experiment.plan(size).values() for job in group}.values()
+        full = "10 seeds" if experiment.where == "ours" else f"the paper's size ({experiment.where})"
+        print(
+            f"{experiment.name}: {len(jobs)} runs, {thousands(sum(job.steps for job in jobs))} steps in all; "
+            f"--full for {full}, --seeds and --steps for a size of your own.",
+            flush=True,
+        )
     findings = conduct(
         experiment,
         size,

@@ -19,7 +19,7 @@ from sb3_avgcorr.reporting.statistics import areas, curve, finals, interval
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.runner import Outcome
 from sb3_avgcorr.runs.settings import Settings
-from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, with_earlier
 
 Array = npt.NDArray[np.float64]
 Scores = Mapping[Cell, Mapping[str, Array]]
@@ -30,6 +30,8 @@ PROTOCOL = (
     "PointMass, where they bootstrapped. The correction's output is softplus where theirs is ReLU, which can die. Curves are "
     "means over the episodes that ended in each of {points} parts of a run; where none ended, the value before goes on."
 )
+#: whose settings a run has, where it has its own task's
+OWN = "the task"
 EXPLAINED: dict[Settings, str] = {
     "own": "each variant with the settings tuned for it",
     "equal": "all with the same settings",
@@ -68,9 +70,14 @@ class TrainingStudy(Experiment):
     def plan(self, size: Size) -> dict[Cell, list[Job]]:
         return training.plan(self.chosen(size), full=size.full, seeds=size.seeds, steps=size.steps)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
         study = self.chosen(size)
-        frame, scores = tabulate(study, plan, outcome)
+        frame, kept = with_earlier(self.name, tabulate(study, plan, outcome), plan, outcome)
+        scores = _best(scores_of(study, plan, frame))
         sizes = dict.fromkeys(
             f"{_named(study, cell.task)} {len(jobs)} seeds of {jobs[0].steps:,} steps" for cell, jobs in plan.items()
         )
@@ -87,22 +94,21 @@ class TrainingStudy(Experiment):
                 f"{study.note} {PROTOCOL.format(points=study.points)}".strip(),
             ],
             [_section(self.name, study, settings, frame, scores) for settings in COMPARISONS] if scores else [],
-            {self.name: frame} if scores else {},
+            {self.name: kept} if scores else {},
         )
 
 
-def tabulate(study: Study, planned: Plan, outcome: Outcome) -> tuple[pd.DataFrame, dict[Cell, dict[str, Array]]]:
+def tabulate(study: Study, planned: Plan, outcome: Outcome) -> pd.DataFrame:
     """
-    Learning curves of all runs, and what is judged by.
+    Learning curves of the runs that were made.
 
     :param study: the study
     :param planned: the runs of every cell
     :param outcome: what became of them; a run in which no episode ended is noted as failed
-    :return: the curves, a row for each point, and area and final return of every run by cell
+    :return: a row for each point of a curve
     """
-    rows, scores = [], {}
+    rows = []
     for cell, results in results_of(planned, outcome).items():
-        values = []
         for result in results:
             job = result.job
             counted = result.with_open_episodes() if cell.task.open_ended else result
@@ -111,20 +117,43 @@ def tabulate(study: Study, planned: Plan, outcome: Outcome) -> tuple[pd.DataFram
                 continue
             width = max(job.steps // study.points, 1)
             points = curve(counted, width, job.steps, "return" if cell.gamma is None else cell.gamma)
-            values.append(points)
             identity = {
                 "settings": cell.settings,
                 "task": _named(study, cell.task),
                 "gamma": result.gamma if cell.gamma is None else cell.gamma,
-                "settings_of": cell.settings_of,
+                "settings_of": cell.settings_of or OWN,
                 "variant": cell.variant,
                 "seed": job.seed,
+                "run": job.name,
             }
             rows.append(pd.DataFrame({**identity, "step": width * np.arange(1, len(points) + 1), study.what: points}))
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
+
+
+def scores_of(study: Study, planned: Plan, frame: pd.DataFrame) -> dict[Cell, dict[str, Array]]:
+    """
+    What is judged by: area and final return of every run by cell.
+
+    :param study: the study
+    :param planned: the runs of every cell
+    :param frame: their learning curves; cells without any are left out
+    """
+    if frame.empty:
+        return {}
+    places = frame.groupby(["settings", "task", "settings_of", "variant", "gamma"], sort=False)
+    scores = {}
+    for cell, jobs in planned.items():
+        key = (cell.settings, _named(study, cell.task), cell.settings_of or OWN, cell.variant)
+        names = {job.name for job in jobs}
+        parts = [
+            part[part["run"].isin(names)]
+            for place, part in places
+            if place[:4] == key and (cell.gamma is None or np.isclose(place[4], cell.gamma))
+        ]
+        values = [points[study.what].to_numpy() for part in parts for _, points in part.groupby("run", sort=False)]
         if values:
             scores[cell] = {"area": areas(values), "final": finals(values)}
-    frame = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
-    return frame, _best(scores)
+    return scores
 
 
 def _best(scores: dict[Cell, dict[str, Array]]) -> dict[Cell, dict[str, Array]]:
@@ -142,7 +171,7 @@ def _section(name: str, study: Study, settings: Settings, frame: pd.DataFrame, s
     scores = {cell: values for cell, values in scores.items() if cell.settings == settings}
     if study.gammas:  # the figures of the others look the same
         part = part[part["gamma"] == study.gammas[0]]
-    chosen = {(_named(study, cell.task), cell.variant, cell.settings_of) for cell in scores}
+    chosen = {(_named(study, cell.task), cell.variant, cell.settings_of or OWN) for cell in scores}
     drawn = [key in chosen for key in zip(part["task"], part["variant"], part["settings_of"], strict=True)]
     ylabel = f"return, γ = {study.gammas[0]:g}" if study.gammas else "return"
     figure = curves(part[drawn], x="step", y=study.what, line="variant", panel="task", ylabel=ylabel, share_y=False)

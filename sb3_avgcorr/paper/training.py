@@ -27,9 +27,9 @@ class Task:
     What is trained on.
 
     :param env: id of the environment
-    :param steps: environment steps of the small run; the full one has what the paper's file says
+    :param steps: environment steps of a run; that of the paper's size has what its file says
     :param family: ``"ppo"`` or ``"bac"``
-    :param seeds: seeds of the small run
+    :param seeds: number of runs
     :param full_seeds: seeds of the paper
     :param open_ended: whether an episode may last for the rest of the run, so that the one that is open at its end counts
     """
@@ -174,7 +174,10 @@ def plan(study: Study, *, full: bool, seeds: int | None = None, steps: int | Non
 
 
 _CLASSIC = tuple(Task(env, 200_000, "bac", seeds=5) for env in ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0"))
-_MUJOCO = tuple(Task(f"{name}-v4", 32_000) for name in ("HalfCheetah", "Ant", "Walker2d", "Swimmer"))
+_MUJOCO = (
+    Task("HalfCheetah-v4", 2_000_000, seeds=5),
+    *(Task(f"{name}-v4", 300_000, seeds=5) for name in ("Ant", "Walker2d", "Swimmer")),
+)
 _MUJOCO_IDS = tuple(task.env for task in _MUJOCO)
 _MOUNTAIN_CAR = Task("MountainCarContinuous-v0", 60_000, seeds=10)
 _CAR = ("MountainCarContinuous-v0",)
@@ -208,7 +211,7 @@ STUDIES: dict[str, Study] = {
     "mountaincar-pointmass": Study(
         "PPO on MountainCarContinuous and PointMass",
         "Figure 6",
-        (_MOUNTAIN_CAR, Task("avgcorr/PointMassEasy-v0", 20_000)),
+        (_MOUNTAIN_CAR, Task("avgcorr/PointMassEasy-v0", 1_000_000)),
         (
             Expectation("averaging learns faster than the original", "averaging", "better than", "none"),
             Expectation("averaging ends higher than the original", "averaging", "better than", "none", "final"),
@@ -217,7 +220,10 @@ STUDIES: dict[str, Study] = {
     "dm-reacher": Study(
         "PPO on dm_control's reacher with sparse rewards",
         "Appendix G.2",
-        tuple(Task(f"avgcorr/SparseReacher{name}-v0", 16_000, full_seeds=30, open_ended=True) for name in ("Easy", "Hard")),
+        tuple(
+            Task(f"avgcorr/SparseReacher{name}-v0", 200_000, seeds=5, full_seeds=30, open_ended=True)
+            for name in ("Easy", "Hard")
+        ),
         (Expectation("averaging is as good as the original", "averaging", "as good as", "none"),),
         note=(
             "The paper shows curves and claims nothing of them in words; that averaging is as good is our reading. An episode "
@@ -227,7 +233,7 @@ STUDIES: dict[str, Study] = {
     "ur5": Study(
         "PPO on UR5 Reacher",
         "Figure 5",
-        (Task("avgcorr/UR5Reacher-v0", 40_000, full_seeds=3),),
+        (Task("avgcorr/UR5Reacher-v0", 150_000, seeds=10, full_seeds=3),),
         (
             Expectation("averaging learns faster than the original", "averaging", "better than", "none"),
             Expectation("power learns faster than the original", "power", "better than", "none"),
@@ -261,7 +267,7 @@ STUDIES: dict[str, Study] = {
     "hyperparameter-transfer": Study(
         "Three settings carried over to other tasks",
         "Appendix G.1",
-        tuple(Task(f"{name}-v4", 12_000) for name in ("Walker2d", "InvertedDoublePendulum", "Swimmer", "Reacher")),
+        tuple(Task(f"{name}-v4", 100_000) for name in ("Walker2d", "InvertedDoublePendulum", "Swimmer", "Reacher")),
         (
             Expectation("averaging is as good as the original", "averaging", "as good as", "none"),
             Expectation("averaging is as good as power", "averaging", "as good as", "power"),

@@ -67,7 +67,8 @@ def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
     import yaml  # comes with RL Zoo, not with SB3
 
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # the one in C, where there is one: experiments read an entry for each of hundreds of runs
+        entries = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
         raise UserError(f"The hyperparameter file {path} cannot be read: {error.strerror}.") from error
     except yaml.YAMLError as error:

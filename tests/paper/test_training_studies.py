@@ -1,6 +1,8 @@
 """The paper's training experiments: what is run, with which settings, and how claims are judged."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ from made_up_results import made_up, outcome_of
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.paper.study import TrainingStudy
 from sb3_avgcorr.paper.training import STUDIES, plan
+from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.manager import settings_of
 from sb3_avgcorr.runs.results import GAMMAS, Episodes
 from sb3_avgcorr.runs.runner import Outcome
+from sb3_avgcorr.studies import experiment
 from sb3_avgcorr.studies.experiment import Size
 
 LEVELS = {"none": 10.0, "power": 50.0, "averaging": 30.0}
@@ -64,7 +68,9 @@ def test_time_limits_are_those_of_the_authors_programs() -> None:
 def test_full_size_is_the_papers() -> None:
     sizes = {cell.task.env: (len(jobs), jobs[0].steps) for cell, jobs in plan(STUDIES["mujoco"], full=True).items()}
     assert set(sizes.values()) == {(10, 2_000_000)}
-    assert {len(jobs) for jobs in plan(STUDIES["mujoco"], full=False).values()} == {3}
+    smaller = {(cell.task.env, len(jobs), jobs[0].steps) for cell, jobs in plan(STUDIES["mujoco"], full=False).items()}
+    assert ("HalfCheetah-v4", 5, 2_000_000) in smaller  # tasks need not have the same size
+    assert ("Ant-v4", 5, 300_000) in smaller
     for name, seeds in (("dm-reacher", 30), ("ur5", 3), ("classic-control", 10)):
         assert {len(jobs) for jobs in plan(STUDIES[name], full=True).values()} == {seeds}
 
@@ -84,7 +90,7 @@ def test_borrowed_settings_are_the_variants_own_or_averagings() -> None:
 
 def test_judged_by_the_papers_claims() -> None:
     ur5 = study("ur5")
-    planned = ur5.plan(Size())
+    planned = ur5.plan(Size(steps=1000))
     found = ur5.judge(Size(), planned, outcome_of(planned, LEVELS))
     assert [claim.verdict for claim in found.claims] == ["supported"] * 8
     assert "Smaller than the paper" in found.report
@@ -106,7 +112,7 @@ def test_run_without_an_end_of_an_episode() -> None:
 
     def judged(name: str) -> tuple[TrainingStudy, str, Outcome, int]:
         experiment = study(name)
-        planned = experiment.plan(Size())
+        planned = experiment.plan(Size(seeds=3))
         outcome = outcome_of(planned, dict.fromkeys(LEVELS, -100.0))
         for job, result in outcome.results.items():
             if job.seed == 0:  # its only episode is still open
@@ -171,3 +177,25 @@ def test_only_some_tasks() -> None:
     assert {claim.place.partition(",")[0] for claim in found.claims} == {"Ant-v4"}
     with pytest.raises(UserError, match="'Ant-v4'"):
         mujoco.plan(Size(envs=("Ant-v3",)))
+
+
+def test_goes_on_from_the_table_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs whose curves are in the table are not made again, and count; the run of two comparisons is in both."""
+    ur5, made = study("ur5"), []
+
+    def run_jobs(jobs: Sequence[Job], *_: object, **__: object) -> Outcome:
+        made.append({job.name for job in jobs})
+        return Outcome({job: made_up(job, LEVELS[job.label] + job.seed) for job in jobs})
+
+    monkeypatch.setattr(experiment, "run_jobs", run_jobs)
+    experiment.conduct(ur5, Size(seeds=2), tmp_path)
+    whole = experiment.conduct(ur5, Size(seeds=4), tmp_path)
+    assert len(made[0]) == len(made[1]) == 2 * 5  # averaging's run serves own and equal settings
+    assert not made[0] & made[1]
+    # as if all had been made at once
+    at_once = experiment.conduct(ur5, Size(seeds=4), tmp_path / "elsewhere")
+    assert whole.report == at_once.report
+    # nothing is left to make, and the page is the same
+    again = experiment.conduct(ur5, Size(seeds=4), tmp_path)
+    assert made[-1] == set()
+    assert again.report == whole.report
