@@ -3,11 +3,12 @@ What the strength's three numbers should be: n, the number of blocks, and the me
 
     python benchmarks/strength.py            # some 20 minutes on two cores
 
-writes three tables to benchmarks/results/strength.md:
+writes four tables to benchmarks/results/strength.md:
 
 - **n**: how long a gradient lasts. Rollouts share no noise, so ⟨g_i, g_{i+l}⟩ of two of them has none on average, and
   divided by the noise-free ⟨g_i, g_i⟩ it is the correlation after l updates of PPO. Beside it the KL divergence of an update.
 - **blocks**: how well one rollout tells the squared length of the corrected gradient, by the number of its blocks.
+- **the past**: after how many rollouts of PPO a bias counts in full, told by rollouts alone and with the past.
 - **returns** by n and memory, each changed alone.
 """
 
@@ -35,6 +36,8 @@ RESULTS = Path(__file__).parent / "results" / "strength.md"
 TASKS = ("CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Swimmer-v5")
 ROLLOUTS, LAGS = 60, (1, 2, 5, 10, 20)
 BLOCKS = (4, 8, 16, 32, 64)
+#: tasks of the third table, with the arguments of their environments: one with a bias, one without
+TELLING = (("avgcorr/LongTailReacher-v0", {"strength": 1.0}), ("avgcorr/LongTailReacher-v0", {"strength": 0.0}))
 #: n and memory, the defaults first
 CHOICES = ((10.0, 20.0), (3.0, 20.0), (30.0, 20.0), (10.0, 7.0), (10.0, 60.0))
 #: task -> steps, arguments of the environment, settings
@@ -72,6 +75,26 @@ class Watched(AveragingPPO):
             if count == 16:
                 self.means.append(np.stack([u.mean(axis=0), c.mean(axis=0)]) / np.sqrt(scale))
                 self.squares.append(np.diag(signal) / scale)
+        return 0.0
+
+
+class Telling(AveragingPPO):
+    """AveragingPPO with a strength of 0 (so it is PPO), whose gradients are told by rollouts alone and with the past."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.strengths = {"alone": Strength(), "with the past": Strength()}
+        self.trusts: dict[str, list[float]] = {name: [] for name in self.strengths}
+
+    def _find_strength(self, ratio: np.ndarray) -> float:
+        advantages = self.rollout_buffer.advantages - self.rollout_buffer.advantages.mean()
+        parts = blocks(*ratio.shape)
+        u, c = self._actor_gradients(ratio.reshape(-1), advantages.reshape(-1), parts)
+        for name, strength in self.strengths.items():
+            if name == "alone":
+                strength._past = None
+            strength.update(u, c, np.array([len(part) for part in parts]), independent_blocks(parts, self.n_envs))
+            self.trusts[name].append(strength.trust)
         return 0.0
 
 
@@ -113,6 +136,27 @@ def watch(argument: tuple[str, int]) -> dict[str, Any]:
     }
 
 
+def tell(argument: tuple[int, int]) -> dict[str, int | None]:
+    """Train PPO on the arm, and say after how many rollouts a bias counts in full, if it does."""
+    (env, kwargs), seed = TELLING[argument[0]], argument[1]
+    th.set_num_threads(1)
+    policy_kwargs = {"actor_keys": ["observation"], "log_std_init": -1.0}
+    model = Telling(
+        AsymmetricActorCriticPolicy,
+        make_vec_env(env, 8, seed=seed, env_kwargs=kwargs),
+        n_steps=240,
+        batch_size=240,
+        gamma=0.95,
+        learning_rate=1e-3,
+        policy_kwargs=policy_kwargs,
+        seed=seed,
+        device="cpu",
+    )
+    model.learn(100_000)
+    # the first rollout is the one that has shaped ĉ, and does not count in training
+    return {name: next((i + 1 for i, x in enumerate(t) if i and x >= 1.0), None) for name, t in model.trusts.items()}
+
+
 def train(argument: tuple[str, float, float, int]) -> float:
     """Train AveragingPPO with other numbers, and give the return that its task is about."""
     env, n, memory, seed = argument
@@ -145,8 +189,8 @@ def table(heading: list[str], rows: list[list[str]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="of the first two tables")
-    parser.add_argument("--training-seeds", type=int, default=5, help="of the third; 0: without it")
+    parser.add_argument("--seeds", type=int, default=3, help="of the first three tables")
+    parser.add_argument("--training-seeds", type=int, default=5, help="of the last; 0: without it")
     args = parser.parse_args()
     lines = ["# The strength: n, blocks and memory", "", f"Made by `python benchmarks/strength.py --seeds {args.seeds}"]
     lines[-1] += (
@@ -167,12 +211,21 @@ def main() -> None:
             telling.append([env, *(f"{error[count]:.3f}" for count in BLOCKS)])
         cost = {count: np.mean([x["ms"][count] for x in found]) for count in BLOCKS}
         telling.append(["CPU ms a rollout", *(f"{cost[count]:.1f}" for count in BLOCKS)])
+        places = [(place, seed) for place in range(len(TELLING)) for seed in range(args.seeds)]
+        first = dict(zip(places, pool.map(tell, places, 1), strict=True))
         jobs = [(env, *choice, seed) for env in RETURNS for choice in CHOICES for seed in range(args.training_seeds)]
         returns = np.array(pool.map(train, jobs, 1)).reshape(len(RETURNS), len(CHOICES), args.training_seeds)
     lines += ["", "## n: correlation of a gradient with that of the rollout l updates later"]
     lines += table(["task", "gradient", *(f"l = {lag}" for lag in LAGS), "KL of an update", "sqrt(1/KL)"], lasting)
     lines += ["", "## Blocks: standard error of ⟨c, c⟩ told by one rollout, as a share of the mean's whole square"]
     lines += table(["task", *(f"{count} blocks" for count in BLOCKS)], telling)
+    lines += ["", "## The past: after how many rollouts of PPO a bias counts in full, by seed (-: not in 53)"]
+    rows = [
+        [env, f"{kwargs['strength']:g}", name, ", ".join(str(first[place, seed][name] or "-") for seed in range(args.seeds))]
+        for place, (env, kwargs) in enumerate(TELLING)
+        for name in ("alone", "with the past")
+    ]
+    lines += table(["task", "strength", "told by rollouts", "rollouts"], rows)
     if args.training_seeds:
         lines += [
             "",

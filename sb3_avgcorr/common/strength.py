@@ -268,8 +268,8 @@ class Strength:
 
     A bias that hardly turns the gradient is not worth a correction: along u, at an angle of 18° to c, an update gains 95 % of
     what it would along c. So the bias counts only if bias² is above a tenth of ⟨c, c⟩, the square of the sine of 18°. And its
-    estimate is noisy; to believe it early is to correct too much. So it counts only as far as it is told from that
-    over recent rollouts: not at all below 1.5 standard errors, in full from 3. The environments are the
+    estimate is noisy; to believe it early is to correct too much, and a run asks a hundred times. So it counts only as far as
+    it is told from that over recent rollouts: not at all below 3 standard errors, in full from 4.5. The environments are the
     samples (:func:`jackknife_products`), so that a few rollouts can tell a clear bias: a policy that has gone the wrong
     way may not come back. Where they are few, Student's t is turned into the number of standard errors that is as rare under
     a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because bias² is at its least in κ. A
@@ -291,7 +291,9 @@ class Strength:
     #: share of ⟨c, c⟩ that bias² must be above to be worth a correction
     SLIGHT = 0.1
     #: standard errors above that at which the bias begins to count, and counts in full
-    DOUBT, TRUST = 1.5, 3.0
+    DOUBT, TRUST = 3.0, 4.5
+    #: standard errors at which the length of a gradient is known
+    KNOWN = 1.5
     #: share of the gain along u that must be real, and standard errors at which a loss begins to count, and counts in full
     REAL, MISSING = 0.5, (1.0, 2.0)
     #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
@@ -421,7 +423,7 @@ class Strength:
     def _products(self) -> Products:
         """The averages, with ⟨u, u⟩ not below what noise alone would make it: else κ, which divides by it, would be noise."""
         uu, uc, cc, nuu, nuc, ncc = self._first / self._weight
-        uu = max(uu, self.DOUBT * self._error(np.eye(6)[0]))
+        uu = max(uu, self.KNOWN * self._error(np.eye(6)[0]))
         uc = max(uc, 0.0) if uu > 0.0 else 0.0
         return Products(np.array([[uu, uc], [uc, cc]]), np.array([[max(nuu, 0.0), nuc], [nuc, max(ncc, 0.0)]]))
 
@@ -461,7 +463,7 @@ class Strength:
     @property
     def cosine(self) -> float:
         """Noise-free cosine of corrected and uncorrected gradient; not-a-number where one of them is lost in noise."""
-        if not self.known or min(self._errors_from_zero(np.eye(6)[i]) for i in (0, 2)) < self.DOUBT:
+        if not self.known or min(self._errors_from_zero(np.eye(6)[i]) for i in (0, 2)) < self.KNOWN:
             return float("nan")
         uu, uc, cc = self._first[:3]
         return gradient_cosine(np.array([[uu, uc], [uc, cc]]))

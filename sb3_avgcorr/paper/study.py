@@ -140,17 +140,19 @@ def scores_of(study: Study, planned: Plan, frame: pd.DataFrame) -> dict[Cell, di
     """
     if frame.empty:
         return {}
-    places = frame.groupby(["settings", "task", "settings_of", "variant", "gamma"], sort=False)
     scores = {}
     for cell, jobs in planned.items():
-        key = (cell.settings, _named(study, cell.task), cell.settings_of or OWN, cell.variant)
-        names = {job.name for job in jobs}
-        parts = [
-            part[part["run"].isin(names)]
-            for place, part in places
-            if place[:4] == key and (cell.gamma is None or np.isclose(place[4], cell.gamma))
-        ]
-        values = [points[study.what].to_numpy() for part in parts for _, points in part.groupby("run", sort=False)]
+        place = {
+            "settings": cell.settings,
+            "task": _named(study, cell.task),
+            "settings_of": cell.settings_of or OWN,
+            "variant": cell.variant,
+            **({} if cell.gamma is None else {"gamma": cell.gamma}),
+        }
+        own = frame["run"].isin([job.name for job in jobs])
+        for column, value in place.items():
+            own &= frame[column] == value
+        values = [points[study.what].to_numpy() for _, points in frame[own].groupby("run", sort=False)]
         if values:
             scores[cell] = {"area": areas(values), "final": finals(values)}
     return scores
