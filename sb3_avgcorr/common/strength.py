@@ -268,9 +268,9 @@ class Strength:
 
     A bias that hardly turns the gradient is not worth a correction: along u, at an angle of 18° to c, an update gains 95 % of
     what it would along c. So the bias counts only if bias² is above a tenth of ⟨c, c⟩, the square of the sine of 18°. And its
-    estimate is noisy; to believe it early is to correct too much, and a run asks a hundred times. So it counts only as far as
-    it is told from that over recent rollouts: not at all below 3 standard errors, in full from 4.5. The environments are the
-    samples (:func:`jackknife_products`), so that a few rollouts can tell a clear bias: a policy that has gone the wrong
+    estimate is noisy; to believe it early is to correct too much. So it counts only as far as it is told from that over recent
+    rollouts: not at all up to the number of standard errors that chance reaches in so many looks (:attr:`doubt`: 1.5 at
+    first, 3 after a hundred rollouts), in full from 1.5 more. The environments are the samples (:func:`jackknife_products`), so that a few rollouts can tell a clear bias: a policy that has gone the wrong
     way may not come back. Where they are few, Student's t is turned into the number of standard errors that is as rare under
     a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because bias² is at its least in κ. A
     rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
@@ -290,8 +290,8 @@ class Strength:
 
     #: share of ⟨c, c⟩ that bias² must be above to be worth a correction
     SLIGHT = 0.1
-    #: standard errors above that at which the bias begins to count, and counts in full
-    DOUBT, TRUST = 3.0, 4.5
+    #: fewest standard errors above that at which the bias begins to count, and how many more until it counts in full
+    DOUBT, TRUST = 1.5, 1.5
     #: standard errors at which the length of a gradient is known
     KNOWN = 1.5
     #: share of the gain along u that must be real, and standard errors at which a loss begins to count, and counts in full
@@ -312,6 +312,7 @@ class Strength:
         self.memory = memory
         # sums over blocks of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
         self._weight = self._squared_weight = 0.0
+        self._looks = 0
         self._first = np.zeros(6)
         self._second = np.zeros((6, 6))
         # both gradients averaged over about n rollouts, shape (2, P), and how many rollouts that is
@@ -361,6 +362,7 @@ class Strength:
         upper = np.triu_indices(2)
         values = np.concatenate([signals[:, upper[0], upper[1]], np.tile(noise[upper], (len(signals), 1))], axis=1)
         forget = np.exp(-1.0 / self.memory)
+        self._looks += 1
         self._weight = float(forget * self._weight + pairs * len(values))
         self._squared_weight = float(forget**2 * self._squared_weight + pairs**2 * len(values))
         self._first = forget * self._first + pairs * values.sum(axis=0)
@@ -439,9 +441,14 @@ class Strength:
         return self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0 - self.SLIGHT, 0.0, 0.0, 0.0]))
 
     @property
+    def doubt(self) -> float:
+        """How many standard errors are believed to be chance: the largest of t looks at noise is about sqrt(2·ln t)."""
+        return max(self.DOUBT, float(np.sqrt(2.0 * np.log(max(self._looks, 1)))))
+
+    @property
     def trust(self) -> float:
         """How far the bias is believed, in [0, 1]."""
-        return _ramp(self.bias, self.DOUBT, self.TRUST)
+        return _ramp(self.bias, self.doubt, self.doubt + self.TRUST)
 
     @property
     def lost(self) -> float:
@@ -475,6 +482,7 @@ class Strength:
         :return: what :meth:`set_state` takes
         """
         return {
+            "looks": float(self._looks),
             "weight": self._weight,
             "squared_weight": self._squared_weight,
             "first": self._first.copy(),
@@ -490,6 +498,7 @@ class Strength:
 
         :param state: what :meth:`get_state` gave
         """
+        self._looks = int(state["looks"])
         self._weight, self._squared_weight = float(state["weight"]), float(state["squared_weight"])
         self._first, self._second = (np.array(state[name], dtype=np.float64) for name in ("first", "second"))
         past = np.array(state["past"], dtype=np.float64)

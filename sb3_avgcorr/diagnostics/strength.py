@@ -16,6 +16,7 @@ class ChosenStrength(NamedTuple):
     k: float
     cosine: float  # of corrected and uncorrected gradient, free of noise; NaN where one is lost in it
     bias: float  # how many standard errors the squared bias of the uncorrected gradient is above a slight one
+    doubt: float  # how many standard errors are believed to be chance
     lost: float  # how much of what the uncorrected gradient claims to gain is told to be missing, in [0, 1]
     noise: float  # variance of the corrected gradient, as a multiple of the uncorrected one's
     rollout: int  # steps of the training rollouts that it is for
@@ -27,8 +28,8 @@ class ChosenStrength(NamedTuple):
         if self.lost > 0.0 and self.k == self.lost:
             return f"less than half of what the uncorrected gradient claims to gain is real, and {noise}"
         errors = f"{self.bias:.1f} standard errors above a slight one"
-        if self.k == 0.0 and self.bias < Strength.DOUBT:
-            return f"no bias is told that would be worth it ({errors}; it counts from {Strength.DOUBT:g}), and {noise}"
+        if self.k == 0.0 and self.bias < self.doubt:
+            return f"no bias is told that would be worth it ({errors}; it counts from {self.doubt:.1f}), and {noise}"
         return f"the bias is {errors}, and on rollouts of {self.rollout} steps {noise}"
 
     def __str__(self) -> str:
@@ -54,4 +55,4 @@ def choose_strength(u: np.ndarray, c: np.ndarray, sizes: np.ndarray, rollout: in
     # noise falls with the size of a rollout
     k = max(least_error_strength(signal, noise * sizes.sum() / rollout, strength.n, strength.trust), strength.lost)
     more_noise = float(noise[1, 1] / noise[0, 0]) if noise[0, 0] > 0.0 else np.nan
-    return ChosenStrength(k, gradient_cosine(signal), strength.bias, strength.lost, more_noise, rollout)
+    return ChosenStrength(k, gradient_cosine(signal), strength.bias, strength.doubt, strength.lost, more_noise, rollout)
