@@ -29,7 +29,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 import sb3_avgcorr.envs  # noqa: F401  (registers them)
 from sb3_avgcorr import AsymmetricActorCriticPolicy, AveragingPPO
-from sb3_avgcorr.common.strength import Strength, blocks, gradient_products, independent_blocks
+from sb3_avgcorr.common.gradients import blocks, gradient_products, independent_blocks
+from sb3_avgcorr.common.strength import Strength
 from sb3_avgcorr.reporting.statistics import interval
 
 RESULTS = Path(__file__).parent / "results" / "strength.md"

@@ -19,10 +19,11 @@ from sb3_avgcorr.common.clocked import ClockedRollouts
 from sb3_avgcorr.common.correction import effective_sample_size
 from sb3_avgcorr.common.critic import CriticFit, CriticLayers, check_critic
 from sb3_avgcorr.common.estimator import CorrectionEstimator, PowerWeights
+from sb3_avgcorr.common.gradients import blocks, independent_blocks
 from sb3_avgcorr.common.interface import corrected_algorithm, documented_parameters, joint_signature
 from sb3_avgcorr.common.options import OPTIONS, CorrectionOptions, check_options, options_doc
 from sb3_avgcorr.common.rollout import Rollout, check_policy, rollout_rows, take_rows
-from sb3_avgcorr.common.strength import Strength, blocks, independent_blocks
+from sb3_avgcorr.common.strength import Strength
 from sb3_avgcorr.fast import engine_for
 
 

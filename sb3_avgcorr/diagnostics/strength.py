@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sb3_avgcorr.common.strength import Strength, gradient_cosine, gradient_products, least_error_strength
+from sb3_avgcorr.common.gradients import gradient_products
+from sb3_avgcorr.common.strength import Strength, gradient_cosine, least_error_strength
 
 #: independent parts of the rollout, at most, that tell how sure the bias is
 PARTS = 16

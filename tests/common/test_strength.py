@@ -8,18 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sb3_avgcorr.common.strength import (
-    Products,
-    Strength,
-    blocks,
-    gradient_cosine,
-    gradient_products,
-    independent_blocks,
-    jackknife_products,
-    least_error_strength,
-    squared_bias,
-    uncorrected_scale,
-)
+from sb3_avgcorr.common.gradients import Products, blocks, gradient_products, independent_blocks, jackknife_products
+from sb3_avgcorr.common.strength import Strength, gradient_cosine, least_error_strength, squared_bias, uncorrected_scale
 
 GRID = np.linspace(0.0, 1.0, 2001)
 
