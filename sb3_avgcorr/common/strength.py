@@ -38,17 +38,6 @@ def uncorrected_scale(signal: np.ndarray) -> float:
     return float(uc / uu) if uu > 0.0 and uc > 0.0 else 0.0
 
 
-def squared_bias(signal: np.ndarray) -> float:
-    """
-    What no scale of the uncorrected gradient can mend, bias² = |c - κu|² = ⟨c, c⟩ - 2κ⟨u, c⟩ + κ²⟨u, u⟩.
-
-    :param signal: noise-free products, shape (2, 2)
-    :return: bias²; estimated products may make it negative
-    """
-    x = np.array([-uncorrected_scale(signal), 1.0])
-    return float(x @ signal @ x)
-
-
 def least_error_strength(signal: np.ndarray, noise: np.ndarray, n: float = 1.0, trust: float = 1.0) -> float:
     r"""
     The strength k of least expected error of direction, once the noise of n rollouts has averaged out.
@@ -111,7 +100,9 @@ class Strength:
     (:func:`~sb3_avgcorr.common.gradients.jackknife_products`), so that a few rollouts can tell a clear bias: a policy that
     has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of standard errors
     that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because bias² is
-    at its least in κ. A rollout of fewer than four blocks (A2C's) is taken for one block of many rollouts.
+    at its least in κ. It is not taken below a half: weights of mean 1 that do not turn the gradient leave most of its
+    length, and while u is lost in noise, any length of it could be said to explain c. A rollout of fewer than four blocks
+    (A2C's) is taken for one block of many rollouts.
 
     So the algorithm is the uncorrected one until the data say that this goes the wrong way. What they say first is often not
     where c points, which is lost in noise, but that u does not go there: a step along u claims a gain of ⟨u, u⟩, of which
@@ -132,8 +123,10 @@ class Strength:
     DOUBT, TRUST = 1.5, 1.5
     #: standard errors at which the length of a gradient is known
     KNOWN = 1.5
-    #: share of the gain along u that must be real, and standard errors at which a loss begins to count, and counts in full
-    REAL, MISSING = 0.5, (1.0, 2.0)
+    #: share of the gain along u that must be real, below which κ is not taken
+    REAL = 0.5
+    #: standard errors at which a missing gain begins to count, and counts in full
+    MISSING = 1.0, 2.0
     #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
     FEW, ENOUGH = 4, 16
 
@@ -269,14 +262,19 @@ class Strength:
 
     @property
     def bias(self) -> float:
-        """How many standard errors bias² is above what is slight, over recent rollouts; 0 where it is not, or is not known."""
+        """
+        How many standard errors bias² is above what is slight, over recent rollouts; 0 where it is not, or is not known.
+
+        It is what no scale of the uncorrected gradient can mend, bias² = |c - κu|² = ⟨c, c⟩ - 2κ⟨u, c⟩ + κ²⟨u, u⟩.
+        """
         if not self.known:
             return 0.0
         signal, noise = self._products()
-        if squared_bias(signal) - self.SLIGHT * signal[1, 1] <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
+        kappa = max(uncorrected_scale(signal), self.REAL)
+        direction = np.array([kappa**2, -2.0 * kappa, 1.0 - self.SLIGHT, 0.0, 0.0, 0.0])
+        if direction @ self._first / self._weight <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
             return 0.0
-        kappa = uncorrected_scale(signal)
-        return self._errors_from_zero(np.array([kappa**2, -2.0 * kappa, 1.0 - self.SLIGHT, 0.0, 0.0, 0.0]))
+        return self._errors_from_zero(direction)
 
     @property
     def doubt(self) -> float:
