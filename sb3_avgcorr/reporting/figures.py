@@ -23,6 +23,8 @@ COLOURS = {
     "averaging_ppo": "#e07b1f",
     "separate": "#8b4fa8",
 }
+#: variants that often lie on top of others are drawn with gaps, so that both are seen
+STYLES = {"auto": (0, (4, 2)), "geometric": (0, (1, 1.2)), "cut": (0, (6, 1.5, 1, 1.5))}
 #: panels of a figure side by side
 MOST_COLUMNS = 4
 
@@ -95,7 +97,8 @@ def curves(
             if wide.empty:
                 continue
             middle = wide.mean(axis=1)
-            (drawn,) = axis.plot(wide.index, middle, label=literal(str(name)), color=COLOURS.get(str(name)))
+            colour, style = COLOURS.get(str(name)), STYLES.get(str(name), "-")
+            (drawn,) = axis.plot(wide.index, middle, label=literal(str(name)), color=colour, linestyle=style)
             if wide.shape[1] > 1:
                 bands = np.array([interval(row[~np.isnan(row)])[1:] for row in wide.to_numpy()])
                 axis.fill_between(wide.index, bands[:, 0], bands[:, 1], color=drawn.get_color(), alpha=0.2, linewidth=0)
