@@ -129,7 +129,8 @@ def conduct(
     known = {str(name) for table in earlier.values() for name in table["run"]} & jobs.keys()
     if known and observer is not None:
         observer.note(f"{len(known)} of {len(jobs)} runs are in the tables of {out}; delete these to make them again")
-    todo = [job for name, job in jobs.items() if name not in known]
+    # Seed by seed: a stop leaves every cell with about as many runs.
+    todo = sorted((job for name, job in jobs.items() if name not in known), key=lambda job: job.seed)
     outcome = run_jobs(todo, runs or out / "runs", workers=workers, ray=ray, observer=observer)
     outcome.earlier = earlier
     if outcome.results or known:

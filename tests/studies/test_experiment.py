@@ -1,5 +1,6 @@
 """The one path of all experiments: plan, run, judge, write."""
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.reporting.findings import Findings
-from sb3_avgcorr.runs.jobs import FunctionJob
-from sb3_avgcorr.runs.runner import Outcome
+from sb3_avgcorr.runs.jobs import AnyJob, FunctionJob
+from sb3_avgcorr.runs.runner import Observer, Outcome
 from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, conduct, frame_of
 
 
@@ -46,6 +47,20 @@ def test_path(tmp_path: Path) -> None:
     conduct(Small(), Size(seeds=3, steps=10), tmp_path, workers=2)
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 6
+
+
+def test_seed_by_seed(tmp_path: Path) -> None:
+    """Whoever is stopped half-way has half of the seeds of every variant, not all of one."""
+
+    class Order(Observer):
+        seeds: list[int]
+
+        def begin(self, jobs: Sequence[AnyJob], finished: Collection[str], steps: Mapping[str, int]) -> None:
+            self.seeds = [job.seed for job in jobs]
+
+    order = Order()
+    conduct(Small(), Size(seeds=3, steps=10), tmp_path, workers=2, observer=order)
+    assert order.seeds == [0, 0, 1, 1, 2, 2]
 
 
 def test_failed_runs_are_told(tmp_path: Path) -> None:
