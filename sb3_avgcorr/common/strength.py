@@ -92,11 +92,12 @@ class Strength:
     products is sqrt(2n) times smaller, some 4 times. A gradient that does not last makes them smaller, too, u and c alike,
     and is believed later. Every pair of blocks counts the same, so a rollout counts by the pairs that it makes.
 
-    A bias that hardly turns the gradient is not worth a correction: along u, at an angle of 18° to c, an update gains 95 % of
-    what it would along c. So the bias counts only if bias² is above a tenth of ⟨c, c⟩, the square of the sine of 18°. And its
-    estimate is noisy; to believe it early is to correct too much. So it counts only as far as it is told from that over
-    recent rollouts: not at all up to the number of standard errors that chance reaches in so many looks (:attr:`doubt`: 1.5
-    at first, 3 after a hundred rollouts), in full from 1.5 more. The environments are the samples
+    A bias that leaves most of the gain is bearable: along u, at an angle of 45° to c, an update gains 71 % of what it would
+    along c, and a policy that can tell states apart comes to the same end, whatever their weights; c would add its noise. So
+    the bias counts only if bias² is above half of ⟨c, c⟩: u misses more of c than it has. And its estimate is noisy; to
+    believe it early is to correct too much. So it counts only as far as it is told from that over recent rollouts: not at
+    all up to the number of standard errors that chance reaches in so many looks (:attr:`doubt`: 1.5 at first, 3 after a
+    hundred rollouts), in full from 1.5 more. The environments are the samples
     (:func:`~sb3_avgcorr.common.gradients.jackknife_products`), so that a few rollouts can tell a clear bias: a policy that
     has gone the wrong way may not come back. Where they are few, Student's t is turned into the number of standard errors
     that is as rare under a normal distribution (Wallace, 1959). κ adds no error of its own to first order, because bias² is
@@ -118,7 +119,7 @@ class Strength:
     """
 
     #: share of ⟨c, c⟩ that bias² must be above to be worth a correction
-    SLIGHT = 0.1
+    BEARABLE = 0.5
     #: fewest standard errors above that at which the bias begins to count, and how many more until it counts in full
     DOUBT, TRUST = 1.5, 1.5
     #: standard errors at which the length of a gradient is known
@@ -263,7 +264,7 @@ class Strength:
     @property
     def bias(self) -> float:
         """
-        How many standard errors bias² is above what is slight, over recent rollouts; 0 where it is not, or is not known.
+        How many standard errors bias² is above a bearable one, over recent rollouts; 0 where it is not, or is not known.
 
         It is what no scale of the uncorrected gradient can mend, bias² = |c - κu|² = ⟨c, c⟩ - 2κ⟨u, c⟩ + κ²⟨u, u⟩.
         """
@@ -271,7 +272,7 @@ class Strength:
             return 0.0
         signal, noise = self._products()
         kappa = max(uncorrected_scale(signal), self.REAL)
-        direction = np.array([kappa**2, -2.0 * kappa, 1.0 - self.SLIGHT, 0.0, 0.0, 0.0])
+        direction = np.array([kappa**2, -2.0 * kappa, 1.0 - self.BEARABLE, 0.0, 0.0, 0.0])
         if direction @ self._first / self._weight <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
             return 0.0
         return self._errors_from_zero(direction)

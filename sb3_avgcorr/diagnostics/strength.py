@@ -16,7 +16,7 @@ class ChosenStrength(NamedTuple):
 
     k: float
     cosine: float  # of corrected and uncorrected gradient, free of noise; NaN where one is lost in it
-    bias: float  # how many standard errors the squared bias of the uncorrected gradient is above a slight one
+    bias: float  # how many standard errors the squared bias of the uncorrected gradient is above a bearable one
     doubt: float  # how many standard errors are believed to be chance
     lost: float  # how much of what the uncorrected gradient claims to gain is told to be missing, in [0, 1]
     noise: float  # variance of the corrected gradient, as a multiple of the uncorrected one's
@@ -28,7 +28,7 @@ class ChosenStrength(NamedTuple):
         noise = f"the corrected gradient has {self.noise:.1f} times the noise of the uncorrected one"
         if self.lost > 0.0 and self.k == self.lost:
             return f"less than half of what the uncorrected gradient claims to gain is real, and {noise}"
-        errors = f"{self.bias:.1f} standard errors above a slight one"
+        errors = f"{self.bias:.1f} standard errors above a bearable one"
         if self.k == 0.0 and self.bias < self.doubt:
             return f"no bias is told that would be worth it ({errors}; it counts from {self.doubt:.1f}), and {noise}"
         return f"the bias is {errors}, and on rollouts of {self.rollout} steps {noise}"

@@ -155,7 +155,7 @@ def test_k_does_not_change_with_the_scale(scale: float, angle: float, snr: float
 # Learning k
 
 
-@pytest.mark.parametrize("angle, snr, sample_size", ((60.0, 1.0, 0.2), (30.0, 1.0, 0.7), (45.0, 3.0, 0.1)))
+@pytest.mark.parametrize("angle, snr, sample_size", ((60.0, 1.0, 0.2), (55.0, 3.0, 0.1), (75.0, 0.5, 0.1)))
 def test_finds_the_best_k(angle: float, snr: float, sample_size: float) -> None:
     task = MadeUp(angle, snr, sample_size)
     signal, noise = task.exact
@@ -195,10 +195,10 @@ def test_a_strong_bias_is_believed_within_a_few_rollouts() -> None:
     assert task.after(20).trust == 1.0
 
 
-def test_a_slight_bias_is_left_alone_however_well_it_is_known() -> None:
-    slight, worth_it = MadeUp(8.0, 50.0, 0.5).after(40), MadeUp(35.0, 50.0, 0.5).after(40)
-    assert slight.cosine == pytest.approx(np.cos(np.radians(8.0)), abs=0.005)
-    assert slight.k == 0.0
+def test_a_bearable_bias_is_left_alone_however_well_it_is_known() -> None:
+    bearable, worth_it = MadeUp(40.0, 50.0, 0.5).after(40), MadeUp(50.0, 50.0, 0.5).after(40)
+    assert bearable.cosine == pytest.approx(np.cos(np.radians(40.0)), abs=0.005)
+    assert bearable.k == 0.0
     assert worth_it.k > 0.8
 
 
@@ -434,7 +434,7 @@ def test_a_gradient_lost_in_noise_does_not_explain_another(seed: int) -> None:
 
 def test_the_past_tells_a_gradient_that_no_rollout_tells() -> None:
     """A bias far below the noise of a rollout; the same rollouts, each by itself, as where a gradient does not last."""
-    task = MadeUp(90.0, 0.15, 0.3, parameters=300)
+    task = MadeUp(90.0, 0.1, 0.3, parameters=300)
     rng = np.random.default_rng(12)
     with_past, alone = [], []
     for _ in range(20):
