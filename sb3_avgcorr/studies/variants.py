@@ -141,6 +141,10 @@ class VariantStudy(Experiment):
             f"*At the end*: the last tenth of training; *final policy*: {self.eval_episodes} episodes after training, "
             "actions drawn. Intervals are 95 %: Student's for a mean, Welch's for a difference."
         )
+        baseline = next(iter(self.variants))
+        copies = [f"{variant} {same} of {runs}" for variant, (same, runs) in repeated(learning, baseline).items() if same]
+        if copies:
+            intervals += f" Runs with the whole learning curve of {baseline}'s run of the same seed: {', '.join(copies)}."
         sections = [self._section(kind, words, learning, scores) for kind, words in KINDS.items()]
         if self.overall and scores["task"].nunique() > 1:
             sections.insert(0, self._together(learning, scores))
@@ -213,6 +217,26 @@ class VariantStudy(Experiment):
                 f"mean of {baseline} at the end. Intervals: rliable's stratified bootstrap."
             ),
         )
+
+
+def repeated(learning: pd.DataFrame, baseline: str) -> dict[str, tuple[int, int]]:
+    """
+    How many runs of each variant are the baseline's run of the same task and seed once more.
+
+    :param learning: the learning curves, a row for each point
+    :param baseline: a variant
+    :return: variant -> runs with the baseline's whole curve, and runs that have one to be compared with
+    """
+    by_run = {key: part["return"].to_numpy() for key, part in learning.groupby(["task", "seed", "variant"], sort=False)}
+    counts: dict[str, tuple[int, int]] = {}
+    for (task, seed, variant), points in by_run.items():
+        own = by_run.get((task, seed, baseline))
+        if variant != baseline and own is not None:
+            same, runs = counts.get(str(variant), (0, 0))
+            # tables keep six digits
+            is_own = points.shape == own.shape and np.allclose(points, own, rtol=1e-5, equal_nan=True)
+            counts[str(variant)] = same + is_own, runs + 1
+    return counts
 
 
 def tabulate(plan: Plan, outcome: Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:

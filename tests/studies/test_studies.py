@@ -19,7 +19,7 @@ from sb3_avgcorr.studies.head_only import HEAD_ONLY
 from sb3_avgcorr.studies.long_tail import LongTail, job_of
 from sb3_avgcorr.studies.ring import Ring
 from sb3_avgcorr.studies.safety import SAFETY
-from sb3_avgcorr.studies.variants import VariantStudy
+from sb3_avgcorr.studies.variants import VariantStudy, repeated
 
 OURS = [MUJOCO_SB3, BOX2D_SB3, SAFETY, HEAD_ONLY]
 
@@ -85,6 +85,26 @@ def test_judged_by_both_returns() -> None:
     scores = found.data["safety"]
     assert set(scores["measure"]) == {"area", "final", "evaluation"}
     assert len(scores) == 7 * 2 * 3 * 2 * 3
+
+
+def test_runs_that_are_the_baselines() -> None:
+    curves = {
+        ("A", 0, "none"): [1.0, 2.0],
+        ("A", 0, "auto"): [1.0, 2.0],
+        ("A", 0, "power"): [1.0, 3.0],  # ends elsewhere
+        ("A", 1, "none"): [2.0, 2.0],
+        ("A", 1, "auto"): [1.0, 2.0],  # the end alone is the same
+        ("A", 2, "auto"): [1.0, 2.0],  # nothing to compare with
+        ("B", 0, "none"): [1.0, 2.0, 3.0],
+        ("B", 0, "auto"): [1.0, 2.0, 3.0],
+    }
+    rows = [
+        {"task": task, "seed": seed, "variant": variant, "return": x} for (task, seed, variant), c in curves.items() for x in c
+    ]
+    assert repeated(pd.DataFrame(rows), "none") == {"auto": (2, 3), "power": (0, 1)}
+    planned = SAFETY.plan(Size())
+    found = SAFETY.judge(Size(), planned, outcome_of(planned, {"none": 100.0, "auto": 100.0}))
+    assert "whole learning curve of none's run of the same seed: auto" in found.report
 
 
 def test_small_benchmark_end_to_end(tmp_path: Path) -> None:
