@@ -57,7 +57,7 @@ class AsymmetricPolicy(ActorCriticPolicy):
 #: class, steps, settings. Advantages of one step: the two states' rewards cancel, so longer ones add only noise, and Adam
 #: turns any noise into steps of full size, which would move the uncorrected agents, too, though in no direction.
 ALGORITHMS: dict[str, tuple[Any, int, dict[str, Any]]] = {
-    "PPO": (AveragingPPO, 60_000, {"n_steps": 1000, "batch_size": 1000, "learning_rate": 1e-3, "gae_lambda": 0.0}),
+    "PPO": (AveragingPPO, 30_000, {"n_steps": 1000, "batch_size": 1000, "learning_rate": 1e-3, "gae_lambda": 0.0}),
     "A2C": (AveragingA2C, 20_000, {"n_steps": 20, "gae_lambda": 0.0}),
 }
 
