@@ -109,6 +109,12 @@ class Strength:
     where c points, which is lost in noise, but that u does not go there: a step along u claims a gain of ⟨u, u⟩, of which
     ⟨u, c⟩ is real. Where u is told from 0, and ⟨u, c⟩ from half of ⟨u, u⟩ or more, that is enough to leave it (:attr:`lost`).
 
+    And noise is the only thing that speaks against c. Where states that want opposite actions cancel out, u is nothing but its
+    noise, while c may be plain in a single rollout. No angle shows that: what is left of u points along c half of the time,
+    and with few parameters exactly so. So c is followed, too, where it is told to stand much further out of its noise than u
+    does out of its own, ⟨c, c⟩ / N(c,c) > 4·⟨u, u⟩ / N(u,u) (:attr:`clearer`). As long as both are lost in noise, that
+    takes a ⟨c, c⟩ of four times the standard errors that anything else takes to be believed.
+
     n says how long a gradient stays about the same. Until then n steps along it are n times as long, and so is their bias,
     while their noise is only sqrt(n) times as long. It stays while the policy does, until that has moved by about one nat of
     KL divergence, which is quadratic in the step: n updates of KL divergence d move it by n²·d, so n = sqrt(1/d), which is 10
@@ -128,6 +134,8 @@ class Strength:
     REAL = 0.5
     #: standard errors at which a missing gain begins to count, and counts in full
     MISSING = 1.0, 2.0
+    #: how many times as far out of its noise as u (in squared length) c must stand to be followed, whatever their angle
+    CLEARER = 4.0
     #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
     FEW, ENOUGH = 4, 16
 
@@ -283,9 +291,14 @@ class Strength:
         return max(self.DOUBT, float(np.sqrt(2.0 * np.log(max(self._looks, 1)))))
 
     @property
+    def _believed(self) -> tuple[float, float]:
+        """Standard errors at which something begins to be believed, and is believed in full."""
+        return self.doubt, self.doubt + self.TRUST
+
+    @property
     def trust(self) -> float:
         """How far the bias is believed, in [0, 1]."""
-        return _ramp(self.bias, self.doubt, self.doubt + self.TRUST)
+        return _ramp(self.bias, *self._believed)
 
     @property
     def lost(self) -> float:
@@ -298,11 +311,24 @@ class Strength:
         return _ramp(min(claimed, missing), *self.MISSING) * _ramp(-real, -self.REAL, 0.0)
 
     @property
+    def clearer(self) -> float:
+        """
+        How far c is told to stand :attr:`CLEARER` times as far out of its noise as u out of its own, in [0, 1].
+
+        Weights add noise, so that of c is not taken to be less than that of u.
+        """
+        if not self.known:
+            return 0.0
+        (nuu, _), (_, ncc) = self._products().noise
+        direction = np.array([-max(ncc, nuu), 0.0, nuu / self.CLEARER, 0.0, 0.0, 0.0])
+        return _ramp(self._errors_from_zero(direction), *self._believed)
+
+    @property
     def k(self) -> float:
         """How far to correct, in [0, 1]; 0 as long as nothing is known."""
         if not self.known:
             return 0.0
-        return max(least_error_strength(*self._products(), self.n, self.trust), self.lost)
+        return max(least_error_strength(*self._products(), self.n, self.trust), self.lost, self.clearer)
 
     @property
     def cosine(self) -> float:

@@ -221,6 +221,38 @@ def test_no_gain_is_missed_where_none_is_claimed() -> None:
     assert np.mean([strength.lost > 0.0 for strength in strengths]) < 0.05
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gradient_that_is_plain_is_followed_where_the_other_is_nothing_but_noise(seed: int) -> None:
+    """Two states that cancel out, and one parameter: whatever is left of u is parallel to c, so that no angle tells."""
+    rng, strength, found = np.random.default_rng(seed), Strength(), []
+    for _ in range(30):
+        own = rng.normal(scale=0.4, size=(16, 1))
+        strength.update(own, 1.0 + own)
+        found.append(strength.k)
+    assert min(found[3:]) == 1.0
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_gradient_is_not_followed_for_being_as_plain_as_the_other(share: float) -> None:
+    """Both lie in the same direction and stand as far out of their noise, of which c has more the fewer samples carry it."""
+    for seed in range(5):
+        rng, strength = np.random.default_rng(seed), Strength()
+        for _ in range(50):
+            own, more = rng.normal(scale=4.0, size=(2, 16, 20))
+            strength.update(1.0 + own, (1.0 + own + np.sqrt(1.0 / share - 1.0) * more))
+            assert strength.clearer == 0.0
+
+
+def test_how_much_clearer_by_hand() -> None:
+    """With SNRs of 5 and 1 the corrected gradient stands five times as far out of its noise, with 3 and 1 only three times."""
+    for ratio, clearer in ((5.0, 1.0), (3.0, 0.0)):
+        rng, strength = np.random.default_rng(0), Strength(memory=1000.0)
+        for _ in range(1000):
+            u, c = rng.normal(scale=4.0, size=(2, 16, 1))  # of 16 blocks: noise of 1 in the mean
+            strength.update(1.0 + u, np.sqrt(ratio) + c)
+        assert strength.clearer == clearer
+
+
 def test_pseudo_values_have_the_mean_and_the_error_of_the_products() -> None:
     task, rng = MadeUp(45.0, 3.0, 0.3), np.random.default_rng(10)
     means, errors = [], []
