@@ -68,6 +68,7 @@ class Result:
     :param parameters: digest of all parameters at the end
     :param open: episodes that were not over at the end of training, as far as they came
     :param probe: figures of the trained model, if the job asked for them
+    :param strongest: the greatest strength of any rollout; None: there was no correction, or it is not known
     """
 
     job: Job
@@ -78,6 +79,7 @@ class Result:
     parameters: str
     open: Episodes = field(default_factory=lambda: _episodes({key: [] for key in COLUMNS}))
     probe: Mapping[str, float] = field(default_factory=dict)
+    strongest: float | None = None
 
     def with_open_episodes(self) -> Result:
         """
@@ -142,6 +144,7 @@ def parse_result(job: AnyJob, document: Mapping[str, Any]) -> AnyResult:
         parameters=document["parameters"],
         open=_episodes(document.get("open") or {key: [] for key in COLUMNS}),  # not kept by the first versions
         probe=document.get("probe") or {},
+        strongest=document.get("strongest"),
     )
 
 

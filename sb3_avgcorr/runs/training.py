@@ -107,6 +107,8 @@ class Recorder(BaseCallback):
         self._random: dict[str, Any] | None = None  # to go on with, in a run that is resumed
         self._told = self._saved = time.monotonic()
         self._pause = self.every
+        #: the greatest strength with which a rollout was corrected; None: there is no correction
+        self.strongest: float | None = None
 
     def resume(self, model: BaseAlgorithm, checkpoint: Mapping[str, Any]) -> BaseAlgorithm | None:
         """
@@ -132,6 +134,7 @@ class Recorder(BaseCallback):
             return None
         self.log, self._random = checkpoint["log"], checkpoint["random"]
         self._past = checkpoint["actions"]
+        self.strongest = checkpoint.get("strongest")
         return model
 
     def save(self) -> None:
@@ -148,6 +151,7 @@ class Recorder(BaseCallback):
             "log": self.log,
             "settings": self.settings,
             "random": self._random_state(),
+            "strongest": self.strongest,
         }
         write_checkpoint(self.home / CHECKPOINT, checkpoint)
 
@@ -159,7 +163,17 @@ class Recorder(BaseCallback):
         numpy_state = np.random.get_state()  # noqa: NPY002  # SB3's own stream
         return {"torch": th.get_rng_state(), "numpy": numpy_state, "python": random.getstate(), "noise": drawn}
 
+    def _note_strength(self) -> None:
+        """Called after every update."""
+        used: float | None = getattr(self.model, "correction_strength_used", None)
+        if used is not None:
+            self.strongest = max(used, self.strongest or 0.0)
+
+    def _on_training_end(self) -> None:
+        self._note_strength()
+
     def _on_rollout_start(self) -> None:
+        self._note_strength()
         now = time.monotonic()
         if now - self._told > 1.0:
             self._told = now
@@ -224,6 +238,7 @@ def train(job: Job, home: Path, say: Callable[[str], None]) -> dict[str, Any]:
         "gamma": gamma,
         "settings": settings,
         "parameters": parameters_digest(model),
+        "strongest": recorder.strongest,
         "episodes": recorder.log.columns,
         "open": recorder.log.open_episodes(job.steps),
         "evaluation": _evaluate(model, manager, job, gamma),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ import pandas as pd
 
 from sb3_avgcorr.errors import UserError, nearest
 from sb3_avgcorr.reporting.findings import Findings, write
-from sb3_avgcorr.runs.jobs import AnyJob
-from sb3_avgcorr.runs.results import Columns
+from sb3_avgcorr.runs.jobs import AnyJob, Job
+from sb3_avgcorr.runs.results import Columns, Result, read_result
 from sb3_avgcorr.runs.runner import Observer, Outcome, run_jobs
 
 T = TypeVar("T")
@@ -88,6 +88,14 @@ class Experiment(ABC):
         """Names of the tables that hold all that is made of a run, and name it in a column ``run``; none: a run is needed."""
         return ()
 
+    def idle_twins(self, plan: Plan) -> Mapping[Job, Job]:
+        """
+        Runs that need not be made, because they are another one, if that has never corrected anything: each with the other.
+
+        :param plan: the runs of each cell
+        """
+        return {}
+
     @abstractmethod
     def judge(self, size: Size, plan: Plan, outcome: Outcome) -> Findings:
         """
@@ -131,7 +139,7 @@ def conduct(
         observer.note(f"{len(known)} of {len(jobs)} runs are in the tables of {out}; delete these to make them again")
     # Seed by seed: a stop leaves every cell with about as many runs.
     todo = sorted((job for name, job in jobs.items() if name not in known), key=lambda job: job.seed)
-    outcome = run_jobs(todo, runs or out / "runs", workers=workers, ray=ray, observer=observer)
+    outcome = _make(todo, experiment.idle_twins(plan), runs or out / "runs", workers=workers, ray=ray, observer=observer)
     outcome.earlier = earlier
     if outcome.results or known:
         findings = experiment.judge(size, plan, outcome)
@@ -142,6 +150,18 @@ def conduct(
         findings.failed.append(f"{job.title}: {why.strip().splitlines()[-1] if why.strip() else ''}")
     write(findings, out)
     return findings
+
+
+def _make(jobs: Sequence[AnyJob], twins: Mapping[Job, Job], folder: Path, **kwargs: Any) -> Outcome:
+    """Make runs; those that may turn out to be others last, and only where they do not."""
+    outcome = run_jobs([job for job in jobs if job not in twins], folder, **kwargs)
+    waiting = {job: twins[job] for job in jobs if isinstance(job, Job) and job in twins}
+    for job, other in waiting.items():
+        twin = outcome.results.get(other)
+        if isinstance(twin, Result) and twin.strongest == 0.0 and read_result(job, folder) is None:
+            outcome.results[job] = replace(twin, job=job)
+    rest = run_jobs([job for job in waiting if job not in outcome.results], folder, **kwargs)
+    return Outcome({**outcome.results, **rest.results}, {**outcome.failed, **rest.failed})
 
 
 def _earlier(experiment: Experiment, out: Path) -> dict[str, pd.DataFrame]:

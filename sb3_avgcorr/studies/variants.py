@@ -124,6 +124,14 @@ class VariantStudy(Experiment):
                 ]
         return planned
 
+    def idle_twins(self, plan: Plan) -> Mapping[Job, Job]:
+        """PPO, of AveragingPPO as it is by default: with a strength of 0 in every rollout the two are the same, to the bit."""
+        found: dict[Job, Job] = {}
+        for (task, variant), jobs in plan.items():
+            if variant == "none" and (task, "auto") in plan:
+                found.update(zip(jobs, plan[task, "auto"], strict=True))  # type: ignore[arg-type]
+        return found
+
     @property
     def tables(self) -> tuple[str, ...]:
         return self.name, f"{self.name}-curves"
@@ -144,7 +152,10 @@ class VariantStudy(Experiment):
         baseline = next(iter(self.variants))
         copies = [f"{variant} {same} of {runs}" for variant, (same, runs) in repeated(learning, baseline).items() if same]
         if copies:
-            intervals += f" Runs with the whole learning curve of {baseline}'s run of the same seed: {', '.join(copies)}."
+            intervals += (
+                f" Runs with the whole learning curve of {baseline}'s run of the same seed: {', '.join(copies)}. "
+                "(A run of auto in which every rollout had a strength of 0 is PPO's, and was not made a second time.)"
+            )
         sections = [self._section(kind, words, learning, scores) for kind, words in KINDS.items()]
         if self.overall and scores["task"].nunique() > 1:
             sections.insert(0, self._together(learning, scores))

@@ -10,7 +10,9 @@ from made_up_results import outcome_of
 from stable_baselines3 import PPO
 
 from sb3_avgcorr.envs import register_envs
+from sb3_avgcorr.runs.files import RESULT, read_document, write_document
 from sb3_avgcorr.runs.manager import settings_of
+from sb3_avgcorr.runs.runner import run_jobs
 from sb3_avgcorr.runs.settings import variant
 from sb3_avgcorr.studies import ring
 from sb3_avgcorr.studies.benchmark import BOX2D_SB3, MUJOCO_SB3
@@ -107,6 +109,33 @@ def test_runs_that_are_the_baselines() -> None:
     assert "whole learning curve of none's run of the same seed: auto" in found.report
 
 
+def test_a_run_that_never_corrected_is_not_made_twice(tmp_path: Path) -> None:
+    """Within so few rollouts nothing is told, so PPO's runs are auto's; made on their own they are the same."""
+    size = Size(seeds=2, steps=1024, envs=("CartPole-v1",))
+    found = conduct(SAFETY, size, tmp_path / "spared", workers=2)
+    assert len(list((tmp_path / "spared" / "runs").iterdir())) == 2
+    plan = SAFETY.plan(size)
+    run_jobs([job for jobs in plan.values() for job in jobs], tmp_path / "all" / "runs", workers=2)
+    every = conduct(SAFETY, size, tmp_path / "all", workers=2)
+    assert len(list((tmp_path / "all" / "runs").iterdir())) == 4
+    for name in SAFETY.tables:
+        assert len(found.data[name]) > 0
+        pd.testing.assert_frame_equal(found.data[name], every.data[name])
+
+
+def test_a_run_that_was_corrected_has_no_twin(tmp_path: Path) -> None:
+    """What a run says of itself decides: if it was corrected, the other one is made."""
+    size = Size(seeds=1, steps=1024, envs=("CartPole-v1",))
+    (auto,) = SAFETY.plan(size)["CartPole-v1", "auto"]
+    run_jobs([auto], tmp_path / "runs", workers=1)
+    path = tmp_path / "runs" / auto.name / RESULT
+    document = read_document(path)
+    assert document["strongest"] == 0.0
+    write_document(path, {**document, "strongest": 0.5})
+    conduct(SAFETY, size, tmp_path, workers=1)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
 def test_small_benchmark_end_to_end(tmp_path: Path) -> None:
     found = conduct(SAFETY, Size(seeds=2, steps=512, envs=("CartPole-v1", "Acrobot-v1")), tmp_path, workers=2)
     # an episode of Acrobot takes 500 steps, so that none ends in 16 environments
@@ -121,7 +150,7 @@ def test_goes_on_from_the_tables_of_another_machine(tmp_path: Path) -> None:
     envs = ("CartPole-v1",)
     for seeds, runs in ((2, "here"), (3, "there")):
         found = conduct(SAFETY, Size(seeds=seeds, steps=512, envs=envs), tmp_path / "two", runs=tmp_path / runs, workers=2)
-    assert len(list((tmp_path / "there").iterdir())) == 2  # the third seed, with and without the correction
+    assert len(list((tmp_path / "there").iterdir())) == 1  # the third seed of auto, which within so few steps is PPO
     whole = conduct(SAFETY, Size(seeds=3, steps=512, envs=envs), tmp_path / "one", runs=tmp_path / "all", workers=2)
     assert found.report == whole.report
     for table in SAFETY.tables:
