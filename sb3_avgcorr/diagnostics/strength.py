@@ -19,6 +19,7 @@ class ChosenStrength(NamedTuple):
     bias: float  # how many standard errors the squared bias of the uncorrected gradient is above a bearable one
     doubt: float  # how many standard errors are believed to be chance
     lost: float  # how much of what the uncorrected gradient claims to gain is told to be missing, in [0, 1]
+    clearer: float  # how far the corrected gradient is told to stand much clearer of its noise, in [0, 1]
     noise: float  # variance of the corrected gradient, as a multiple of the uncorrected one's
     rollout: int  # steps of the training rollouts that it is for
 
@@ -28,6 +29,8 @@ class ChosenStrength(NamedTuple):
         noise = f"the corrected gradient has {self.noise:.1f} times the noise of the uncorrected one"
         if self.lost > 0.0 and self.k == self.lost:
             return f"less than half of what the uncorrected gradient claims to gain is real, and {noise}"
+        if self.clearer > 0.0 and self.k == self.clearer:
+            return f"the corrected gradient stands much clearer of its noise than the uncorrected one does, and {noise}"
         errors = f"{self.bias:.1f} standard errors above a bearable one"
         if self.k == 0.0 and self.bias < self.doubt:
             return f"no bias is told that would be worth it ({errors}; it counts from {self.doubt:.1f}), and {noise}"
@@ -54,6 +57,16 @@ def choose_strength(u: np.ndarray, c: np.ndarray, sizes: np.ndarray, rollout: in
         strength.update(u[part], c[part], sizes[part])
     signal, noise = gradient_products(u, c, sizes)
     # noise falls with the size of a rollout
-    k = max(least_error_strength(signal, noise * sizes.sum() / rollout, strength.n, strength.trust), strength.lost)
+    least_error = least_error_strength(signal, noise * sizes.sum() / rollout, strength.n, strength.trust)
+    lost, clearer = strength.lost, strength.clearer
     more_noise = float(noise[1, 1] / noise[0, 0]) if noise[0, 0] > 0.0 else np.nan
-    return ChosenStrength(k, gradient_cosine(signal), strength.bias, strength.doubt, strength.lost, more_noise, rollout)
+    return ChosenStrength(
+        k=max(least_error, lost, clearer),
+        cosine=gradient_cosine(signal),
+        bias=strength.bias,
+        doubt=strength.doubt,
+        lost=lost,
+        clearer=clearer,
+        noise=more_noise,
+        rollout=rollout,
+    )

@@ -132,3 +132,10 @@ def test_strength_is_one_where_the_uncorrected_gradient_points_the_wrong_way() -
     found = choose_strength(u, rng.normal(size=(32, 20)) - 1.0, np.ones(32), 2048)
     assert found.k == found.lost == 1.0
     assert "is real" in found.why
+
+
+def test_strength_is_one_where_the_uncorrected_gradient_cancels_out() -> None:
+    own = np.random.default_rng(0).normal(scale=0.4, size=(64, 1))
+    found = choose_strength(own, own + 1.0, np.ones(64), 2048)
+    assert found.k == found.clearer == 1.0
+    assert "much clearer" in found.why
