@@ -160,8 +160,12 @@ def _make(jobs: Sequence[AnyJob], twins: Mapping[Job, Job], folder: Path, **kwar
         twin = outcome.results.get(other)
         if isinstance(twin, Result) and twin.strongest == 0.0 and read_result(job, folder) is None:
             outcome.results[job] = replace(twin, job=job)
-    rest = run_jobs([job for job in waiting if job not in outcome.results], folder, **kwargs)
-    return Outcome({**outcome.results, **rest.results}, {**outcome.failed, **rest.failed})
+    rest = [job for job in waiting if job not in outcome.results]
+    if rest:
+        more = run_jobs(rest, folder, **kwargs)
+        outcome.results |= more.results
+        outcome.failed |= more.failed
+    return outcome
 
 
 def _earlier(experiment: Experiment, out: Path) -> dict[str, pd.DataFrame]:
