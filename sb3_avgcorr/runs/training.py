@@ -118,7 +118,7 @@ class Recorder(BaseCallback):
         :param checkpoint: what :meth:`save` saved
         :return: the model to go on with; None if the environments did not come to where they were, or the settings are others
         """
-        if checkpoint["settings"] != self.settings:
+        if checkpoint["settings"] != self.settings or "strongest" not in checkpoint:  # of an earlier version
             return None
         env = model.get_env()
         assert env is not None
@@ -134,7 +134,7 @@ class Recorder(BaseCallback):
             return None
         self.log, self._random = checkpoint["log"], checkpoint["random"]
         self._past = checkpoint["actions"]
-        self.strongest = checkpoint.get("strongest")
+        self.strongest = checkpoint["strongest"]
         return model
 
     def save(self) -> None:

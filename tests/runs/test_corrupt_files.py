@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from run_helpers import Heard, Stop, broken_off, cartpole, content, stop_after
+from run_helpers import LIGHT, Heard, Stop, broken_off, cartpole, content, result_of, stop_after
 
 from sb3_avgcorr.runs import results
 from sb3_avgcorr.runs.files import (
@@ -94,6 +94,24 @@ def test_checkpoint_of_other_settings_is_not_used(tmp_path: Path, monkeypatch: p
     assert path.with_name(f"{CHECKPOINT}.not-used-1").exists()
     assert "The settings have changed" in (tmp_path / job.name / LOG).read_text()
     assert content(job, tmp_path) == content(job, tmp_path / "unbroken")
+
+
+def test_the_greatest_strength_outlives_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lie before the break; a checkpoint that does not know it would make a corrected run look uncorrected."""
+    job = cartpole(0, 768, hyperparams={**LIGHT, "correction_strength": 0.25})
+    path = broken_off(job, tmp_path, monkeypatch)
+    checkpoint = read_checkpoint(path)
+    assert checkpoint["strongest"] == 0.25
+    write_checkpoint(path, {**checkpoint, "strongest": 0.75})
+    run_job(job, tmp_path)
+    assert result_of(job, tmp_path).strongest == 0.75
+    other = cartpole(1, 768)
+    path = broken_off(other, tmp_path, monkeypatch)
+    checkpoint = read_checkpoint(path)
+    del checkpoint["strongest"]
+    write_checkpoint(path, checkpoint)
+    run_job(other, tmp_path)
+    assert path.with_name(f"{CHECKPOINT}.not-used-1").exists()
 
 
 def test_sound_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
