@@ -191,6 +191,11 @@ def train(argument: tuple[str, float, float, int]) -> float:
     model = made(AveragingPPO, env, seed, **kwargs)
     model._strength = Strength(n=n, memory=memory)
     model.learn(steps)
+    return discounted_return(model)
+
+
+def discounted_return(model: AveragingPPO) -> float:
+    """The discounted return of a model's policy, the mean of 48 episodes."""
     vec_env = cast(VecEnv, model.get_env())
     returns = []
     for _ in range(48 // model.n_envs):  # the first episode of each environment

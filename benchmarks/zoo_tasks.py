@@ -43,15 +43,15 @@ TASKS = [
 
 def train(job: Job, folder: Path) -> None:
     """
-    Train, and note how long it took.
+    Train, and note how many minutes of processor time it took.
 
     :param job: the run
     :param folder: where runs are
     """
     if read_result(job, folder) is None:
-        start = time.perf_counter()
+        start = time.process_time()
         run_job(job, folder)
-        (folder / job.name / "minutes.json").write_text(json.dumps((time.perf_counter() - start) / 60))
+        (folder / job.name / "minutes.json").write_text(json.dumps((time.process_time() - start) / 60))
 
 
 def row(jobs: list[Job], folder: Path) -> str:
