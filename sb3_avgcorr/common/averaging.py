@@ -100,7 +100,8 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
             self._critic_fit = CriticFit(self._critic_layers)
         self._set_up_estimator()
         self._power = PowerWeights(self, self.gamma)
-        self._strength = Strength()
+        # an actor that cannot tell states apart which want different actions is where the mismatch changes what is learned
+        self._strength = Strength(before=float(getattr(self.policy, "actor_sees_less", False)))
         self._restore()
         self._engine = self._make_engine()
 
@@ -317,7 +318,7 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
         if not isinstance(self.correction_strength, str):
             return float(self.correction_strength)
         if self.correction_estimator is not None and not self.correction_estimator.tested:
-            return 0.0  # the first rollout has shaped ĉ, so that its blocks would agree with any noise in it
+            return self._strength.before  # the first rollout has shaped ĉ: its blocks would agree with any noise in it
         passes: int = getattr(self, "n_epochs", 0) or getattr(self, "n_critic_updates", 1)
         if gradients_are_due(self._rollouts, passes):
             advantages = self.rollout_buffer.advantages

@@ -69,13 +69,18 @@ class AsymmetricActorCriticPolicy(MultiInputActorCriticPolicy):
         self.actor_keys = [key for key in known if key in actor_keys]
         super().__init__(observation_space, action_space, lr_schedule, share_features_extractor=False, **kwargs)
 
+    @property
+    def actor_sees_less(self) -> bool:
+        """Whether there is anything that the critic sees and the actor does not."""
+        return len(self.actor_keys) < len(self.observation_space.spaces)
+
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "actor_keys": self.actor_keys}
 
     def _build_mlp_extractor(self) -> None:
         # SB3 has made two extractors of all keys. The actor's gives way to one that never sees the others; where it may see
         # all, everything stays SB3's, to the bit.
-        if len(self.actor_keys) == len(self.observation_space.spaces):
+        if not self.actor_sees_less:
             super()._build_mlp_extractor()
             return
         seen = spaces.Dict({key: self.observation_space[key] for key in self.actor_keys})

@@ -120,8 +120,13 @@ class Strength:
     KL divergence, which is quadratic in the step: n updates of KL divergence d move it by n²·d, so n = sqrt(1/d), which is 10
     for the usual d = 0.01 of PPO (docs/defaults.md has the measured ones).
 
+    Between what is told to be worth a correction and what is told to be bearable lies what is not told at all. There
+    ``before`` decides, which is what the task lets expect: as a rule, the algorithm as it is; the full correction where the
+    actor sees less than the critic, and must treat states alike that want different actions.
+
     :param n: number of rollouts over which noise averages out and bias does not
     :param memory: number of rollouts over which earlier ones are forgotten by a factor e
+    :param before: strength in [0, 1] as long as nothing is told either way
     """
 
     #: share of ⟨c, c⟩ that bias² must be above to be worth a correction
@@ -143,13 +148,17 @@ class Strength:
         self,
         n: float = 10.0,
         memory: float = 20.0,
+        before: float = 0.0,
     ) -> None:
         if not n >= 1.0:
             raise ValueError(f"`n` must be at least 1 rollout, got {n!r}.")
         if not memory >= 1.0:
             raise ValueError(f"`memory` must be at least 1 rollout, got {memory}.")
+        if not 0.0 <= before <= 1.0:
+            raise ValueError(f"`before` must be from 0 to 1, got {before!r}.")
         self.n = n
         self.memory = memory
+        self.before = before
         # sums over blocks of their weight w, of w², of w·x and w·x·xᵀ, x = (⟨u,u⟩, ⟨u,c⟩, ⟨c,c⟩, N(u,u), N(u,c), N(c,c))
         self._weight = self._squared_weight = 0.0
         self._looks = 0
@@ -269,6 +278,17 @@ class Strength:
         uc = max(uc, 0.0) if uu > 0.0 else 0.0
         return Products(np.array([[uu, uc], [uc, cc]]), np.array([[max(nuu, 0.0), nuc], [nuc, max(ncc, 0.0)]]))
 
+    def _bias_errors(self) -> float:
+        """How many standard errors bias² is above a bearable one; below 0, if it is bearable; 0 where neither is known."""
+        if not self.known:
+            return 0.0
+        signal, noise = self._products()
+        kappa = max(uncorrected_scale(signal), self.REAL)
+        direction = np.array([kappa**2, -2.0 * kappa, 1.0 - self.BEARABLE, 0.0, 0.0, 0.0])
+        if abs(direction @ self._first) / self._weight <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
+            return 0.0
+        return self._errors_from_zero(direction)
+
     @property
     def bias(self) -> float:
         """
@@ -276,14 +296,7 @@ class Strength:
 
         It is what no scale of the uncorrected gradient can mend, bias² = |c - κu|² = ⟨c, c⟩ - 2κ⟨u, c⟩ + κ²⟨u, u⟩.
         """
-        if not self.known:
-            return 0.0
-        signal, noise = self._products()
-        kappa = max(uncorrected_scale(signal), self.REAL)
-        direction = np.array([kappa**2, -2.0 * kappa, 1.0 - self.BEARABLE, 0.0, 0.0, 0.0])
-        if direction @ self._first / self._weight <= ROUNDING * (abs(signal[1, 1]) + noise[1, 1]):
-            return 0.0
-        return self._errors_from_zero(direction)
+        return max(self._bias_errors(), 0.0)
 
     @property
     def doubt(self) -> float:
@@ -299,6 +312,11 @@ class Strength:
     def trust(self) -> float:
         """How far the bias is believed, in [0, 1]."""
         return _ramp(self.bias, *self._believed)
+
+    @property
+    def bearable(self) -> float:
+        """How far the bias is told to be bearable, in [0, 1]."""
+        return _ramp(-self._bias_errors(), *self._believed)
 
     @property
     def lost(self) -> float:
@@ -324,11 +342,16 @@ class Strength:
         return _ramp(self._errors_from_zero(direction), *self._believed)
 
     @property
+    def expected(self) -> float:
+        """What :attr:`before` says, as far as nothing is told either way."""
+        return self.before * (1.0 - self.trust) * (1.0 - self.bearable)
+
+    @property
     def k(self) -> float:
-        """How far to correct, in [0, 1]; 0 as long as nothing is known."""
+        """How far to correct, in [0, 1]; :attr:`before` as long as nothing is known."""
         if not self.known:
-            return 0.0
-        return max(least_error_strength(*self._products(), self.n, self.trust), self.lost, self.clearer)
+            return self.before
+        return max(least_error_strength(*self._products(), self.n, self.trust), self.lost, self.clearer, self.expected)
 
     @property
     def cosine(self) -> float:

@@ -177,7 +177,8 @@ def analyse(
     gradients = block_gradients(view.log_prob, parameters, [a, (raw - 1.0) * a, v * a], blocks)
     slope = (blocks.sums((raw - 1.0) * v), blocks.sums((raw - 1.0) ** 2))
     gradient = compare_gradients(gradients, slope, k, blocks)
-    strength = choose_strength(gradients[0], gradients[0] + k * gradients[1], one, training_rollout or n)
+    before = float(getattr(view.policy, "actor_sees_less", False))
+    strength = choose_strength(gradients[0], gradients[0] + k * gradients[1], one, training_rollout or n, before)
 
     observations: Any = view.buffer.observations
     flat = (

@@ -20,6 +20,7 @@ class ChosenStrength(NamedTuple):
     doubt: float  # how many standard errors are believed to be chance
     lost: float  # how much of what the uncorrected gradient claims to gain is told to be missing, in [0, 1]
     clearer: float  # how far the corrected gradient is told to stand much clearer of its noise, in [0, 1]
+    expected: float  # what an actor that sees less than the critic lets expect, as far as nothing is told, in [0, 1]
     noise: float  # variance of the corrected gradient, as a multiple of the uncorrected one's
     rollout: int  # steps of the training rollouts that it is for
 
@@ -31,6 +32,8 @@ class ChosenStrength(NamedTuple):
             return f"less than half of what the uncorrected gradient claims to gain is real, and {noise}"
         if self.clearer > 0.0 and self.k == self.clearer:
             return f"the corrected gradient stands much clearer of its noise than the uncorrected one does, and {noise}"
+        if self.expected > 0.0 and self.k == self.expected:
+            return f"the actor sees less than the critic, no bias is told to be bearable, and {noise}"
         errors = f"{self.bias:.1f} standard errors above a bearable one"
         if self.k == 0.0 and self.bias < self.doubt:
             return f"no bias is told that would be worth it ({errors}; it counts from {self.doubt:.1f}), and {noise}"
@@ -40,7 +43,7 @@ class ChosenStrength(NamedTuple):
         return f"{self.k:.2f}: {self.why}"
 
 
-def choose_strength(u: np.ndarray, c: np.ndarray, sizes: np.ndarray, rollout: int) -> ChosenStrength:
+def choose_strength(u: np.ndarray, c: np.ndarray, sizes: np.ndarray, rollout: int, before: float = 0.0) -> ChosenStrength:
     """
     Choose the strength for training on rollouts of some size from the gradients of independent blocks.
 
@@ -48,25 +51,27 @@ def choose_strength(u: np.ndarray, c: np.ndarray, sizes: np.ndarray, rollout: in
     :param c: corrected gradient summed over each block, same shape
     :param sizes: samples of each block
     :param rollout: samples of a training rollout
+    :param before: strength as long as nothing is told either way
     :return: the strength
     """
     u, c = u / sizes[:, None], c / sizes[:, None]
     # the parts of this rollout play the rollouts of a training
-    strength = Strength(memory=np.inf)
+    strength = Strength(memory=np.inf, before=before)
     for part in np.array_split(np.arange(len(sizes)), max(1, min(PARTS, len(sizes) // 2))):
         strength.update(u[part], c[part], sizes[part])
     signal, noise = gradient_products(u, c, sizes)
     # noise falls with the size of a rollout
     least_error = least_error_strength(signal, noise * sizes.sum() / rollout, strength.n, strength.trust)
-    lost, clearer = strength.lost, strength.clearer
+    lost, clearer, expected = strength.lost, strength.clearer, strength.expected
     more_noise = float(noise[1, 1] / noise[0, 0]) if noise[0, 0] > 0.0 else np.nan
     return ChosenStrength(
-        k=max(least_error, lost, clearer),
+        k=max(least_error, lost, clearer, expected),
         cosine=gradient_cosine(signal),
         bias=strength.bias,
         doubt=strength.doubt,
         lost=lost,
         clearer=clearer,
+        expected=expected,
         noise=more_noise,
         rollout=rollout,
     )

@@ -72,6 +72,17 @@ def test_the_actor_sees_its_keys_and_the_critic_all(name: str) -> None:
     assert not th.allclose(values, other_values)
 
 
+@pytest.mark.parametrize("name", ["ppo", "a2c", "bac", "trpo"])
+@pytest.mark.parametrize(("actor_keys", "expected"), [(("vector",), 1.0), (("vector", "kind"), 0.0)])
+def test_before_anything_is_told_an_actor_that_sees_less_is_corrected(
+    name: str, actor_keys: tuple[str, ...], expected: float
+) -> None:
+    model = make(name, actor_keys, correction_strength="auto").learn(32)
+    assert model.correction_strength_used == expected
+    model = make(name, actor_keys, correction_strength="auto", correction=None).learn(32)
+    np.testing.assert_array_equal(model.correction_weights, 1.0)
+
+
 class TellsTime(SpaceEnv):
     """Only the hidden key, which tells the first half of an episode from the second, makes γ^t predictable."""
 

@@ -317,9 +317,37 @@ def test_arguments_are_checked() -> None:
     for options, message in (
         ({"n": 0.5}, "`n` must be at least 1 rollout, got 0.5"),
         ({"memory": 0.0}, "`memory` must be at least 1 rollout, got 0.0"),
+        ({"before": 1.5}, "`before` must be from 0 to 1, got 1.5"),
     ):
         with pytest.raises(ValueError, match=message):
             Strength(**options)  # type: ignore[arg-type]
+
+
+# What is expected before anything is told
+
+
+@pytest.mark.parametrize("before", (0.0, 0.5, 1.0))
+def test_before_anything_is_known_what_was_expected_counts(before: float) -> None:
+    strength = Strength(before=before)
+    assert strength.k == before
+    # noise alone, of which c has more, tells nothing in ten rollouts
+    found = [MadeUp(60.0, 1e-6, 0.3).after(10, seed, before=before).k for seed in range(10)]
+    assert np.median(found) == pytest.approx(before, abs=0.05)
+
+
+@pytest.mark.parametrize("angle", (0.0, 20.0))
+def test_a_bias_that_is_told_to_be_bearable_ends_what_was_expected(angle: float) -> None:
+    task = MadeUp(angle, 3.0, 0.3)
+    early, late = (task.after(n, before=1.0) for n in (1, 30))
+    assert early.k > 0.5
+    assert (late.bearable, late.expected, late.k) == (1.0, 0.0, 0.0)
+
+
+def test_a_bias_that_is_told_counts_the_same_whatever_was_expected() -> None:
+    task = MadeUp(70.0, 3.0, 0.3)
+    with_it, without = (task.after(30, before=before) for before in (1.0, 0.0))
+    assert (with_it.trust, with_it.bearable, with_it.expected) == (1.0, 0.0, 0.0)
+    assert 0.0 < with_it.k == without.k
 
 
 @pytest.mark.parametrize("n_envs", (1, 4))

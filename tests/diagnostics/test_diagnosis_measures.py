@@ -124,6 +124,10 @@ def test_strength_is_zero_without_a_bias_or_without_knowledge() -> None:
     found = choose_strength(u[:2], turned, np.ones(2), 2048)  # two episodes tell nothing
     assert found.k == 0.0
     assert "no bias is told" in found.why
+    found = choose_strength(u[:2], turned, np.ones(2), 2048, before=1.0)
+    assert found.k == found.expected == 1.0
+    assert "the actor sees less than the critic" in found.why
+    assert choose_strength(u, noisy, np.ones(32), 2048, before=1.0).k == 0.0  # told to be bearable
 
 
 def test_strength_is_one_where_the_uncorrected_gradient_points_the_wrong_way() -> None:

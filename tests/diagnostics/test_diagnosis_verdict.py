@@ -34,7 +34,7 @@ def report(
         effective_sample_size=Estimate(size, size, size),
         gradient_angle=turned,
         gradient=GradientComparison(turned, Estimate(*(power or angle)), seen, seen, cancels),
-        strength=ChosenStrength(0.5, 0.9, 4.0, 1.5, 0.0, 0.0, noise, 2048),
+        strength=ChosenStrength(0.5, 0.9, 4.0, 1.5, 0.0, 0.0, 0.0, noise, 2048),
         weight_quantiles=(1.0,) * 5,
         gamma=0.9,
         n_steps=1000,
@@ -151,4 +151,4 @@ def test_strength_is_told_with_its_reason() -> None:
     assert "correction_strength='auto' would choose 0.50: the bias is 4.0 standard errors above a bearable one" in printed
     assert "1.5 times the noise" in printed
     assert report((20.0, 15.0, 25.0)).as_dict()["strength"]["k"] == 0.5
-    assert "no bias is told that would be worth it" in ChosenStrength(0.0, 0.9, 0.3, 1.5, 0.0, 0.0, 1.5, 2048).why
+    assert "no bias is told that would be worth it" in ChosenStrength(0.0, 0.9, 0.3, 1.5, 0.0, 0.0, 0.0, 1.5, 2048).why
