@@ -189,7 +189,7 @@ def train(argument: tuple[str, float, float, int]) -> float:
     th.set_num_threads(1)
     steps, kwargs = RETURNS[env]
     model = made(AveragingPPO, env, seed, **kwargs)
-    model._strength = Strength(n=n, memory=memory)
+    model._strength = Strength(n=n, memory=memory)  # PPO until a bias is told, so that they matter
     model.learn(steps)
     return discounted_return(model)
 

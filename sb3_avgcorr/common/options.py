@@ -102,7 +102,8 @@ class CorrectionOptions:
     correction_strength: float | Literal["auto"] = _option(
         "auto",
         """how far to correct: the weights are ``1 + k(ĉ - 1)`` with this k in [0, 1]; 1: the whole correction; 0: none, while
-        it is still learned; ``"auto"``: the k of the least expected error, estimated from the rollouts""",
+        it is still learned; ``"auto"``: the k of the least expected error, estimated from the rollouts; before they tell
+        anything it is 0, or 1 where the policy's actor sees less than its critic""",
         allowed="'auto' or in [0, 1]",
         accepts=lambda value: value == "auto" if isinstance(value, str) else is_number(value, 0.0, 1.0),
         search=("categorical", ["auto", 0.5, 1.0]),

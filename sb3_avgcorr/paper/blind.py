@@ -28,7 +28,7 @@ class _Masked(MlpExtractor):
 class AsymmetricPolicy(ActorCriticPolicy):
     """
     An actor that sees only some components of the observation, beside a critic (and correction) that see all: asymmetric
-    actor-critic, with a flat observation.
+    actor-critic, with a flat observation. It does not say so (``actor_sees_less``): the automatic strength has to find out.
 
     :param actor_sees: indices of the components the actor sees; none by default, which makes a policy that is the same
         in every state
