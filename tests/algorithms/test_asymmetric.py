@@ -75,10 +75,13 @@ def test_the_actor_sees_its_keys_and_the_critic_all(name: str) -> None:
 @pytest.mark.parametrize("name", ["ppo", "a2c", "bac", "trpo"])
 @pytest.mark.parametrize(("actor_keys", "expected"), [(("vector",), 1.0), (("vector", "kind"), 0.0)])
 def test_before_anything_is_told_an_actor_that_sees_less_is_corrected(
-    name: str, actor_keys: tuple[str, ...], expected: float
+    name: str, actor_keys: tuple[str, ...], expected: float, tmp_path: Path
 ) -> None:
     model = make(name, actor_keys, correction_strength="auto").learn(32)
     assert model.correction_strength_used == expected
+    model.save(tmp_path / "model")
+    loaded = type(model).load(tmp_path / "model", env=model.get_env())
+    assert loaded.learn(32).correction_strength_used == expected
     model = make(name, actor_keys, correction_strength="auto", correction=None).learn(32)
     np.testing.assert_array_equal(model.correction_weights, 1.0)
 
