@@ -168,6 +168,21 @@ class FlatParameters:
             steps += 1.0
             p -= rule(group, float(steps[0]), g, *(moment[part] for moment in self._moments), self._scratch[part])
 
+    def rest(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """
+        Set the gradient of some parameters to 0.
+
+        :param parameters: some of the parameters
+        :return: whether they now stay as they are in every step: no moment moves them, nor a decay of the weights
+        """
+        trained = [p for p in parameters if p in self.gradients]
+        for parameter in trained:
+            self.gradients[parameter].fill(0.0)
+        if any(group["weight_decay"] != 0.0 for group in self.optimizer.param_groups):
+            return False
+        moving = self.optimizer.state if "exp_avg" in self.moment_names else {}
+        return not any(bool(moving[p]["exp_avg"].any()) for p in trained if p in moving)
+
     def show_gradients(self) -> None:
         """Let torch see the last gradient as ``parameter.grad``, as it would be after an update of SB3's."""
         for parameter, gradient in zip(self.trained, self._gradient_tensors, strict=True):

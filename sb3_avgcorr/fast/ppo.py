@@ -10,7 +10,7 @@ has the derivatives
     ∂L/∂ log π = -rA/n where rA ≤ clip(r)·A, else 0        ∂L/∂H = -c_H/n        ∂L/∂v = 2c_v(v - R)/n.
 
 Heads and layers carry them on to the parameters. With ``clip_range_vf`` v is replaced by v_old + clip(v - v_old), whose
-derivative is 0 where it is clipped.
+derivative is 0 where it is clipped. With c_v = 0 the critic rests, and is evaluated once (it may be trained elsewhere).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import explained_variance
 
+from sb3_avgcorr.fast.mlp import pieces
 from sb3_avgcorr.fast.network import ActorCritic, Samples
 
 
@@ -84,13 +85,18 @@ def train(model: PPO, network: ActorCritic) -> None:
     samples = Samples(network, model.rollout_buffer)
     passes: list[Means] = []
     with np.errstate(all="ignore"):  # as torch: what is not finite is found when the rollout is checked
+        resting: np.ndarray | None = None
+        if settings.vf_coef == 0.0 and parameters.rest(network.critic.parameters):
+            values = [network.values(samples.inputs(rows)[1]) for rows in pieces(samples.n_samples)]
+            returns, old_values = samples.numbers[2:]
+            resting = np.square(_errors(np.concatenate(values), returns, old_values, settings))
         for epoch in range(model.n_epochs):
             terms = np.empty((4, samples.n_samples), np.float32)
             order = samples.order()
             reached: float | None = None
             for start in range(0, samples.n_samples, model.batch_size):
                 stop = min(start + model.batch_size, samples.n_samples)
-                reached = gradient(network, samples, order[start:stop], settings, terms[:, start:stop])
+                reached = gradient(network, samples, order[start:stop], settings, terms[:, start:stop], resting)
                 if reached is not None:
                     break
                 parameters.clip_gradient(model.max_grad_norm)
@@ -105,7 +111,14 @@ def train(model: PPO, network: ActorCritic) -> None:
     _log(model, passes, settings)
 
 
-def gradient(network: ActorCritic, samples: Samples, rows: np.ndarray, settings: Settings, terms: np.ndarray) -> float | None:
+def gradient(
+    network: ActorCritic,
+    samples: Samples,
+    rows: np.ndarray,
+    settings: Settings,
+    terms: np.ndarray,
+    resting: np.ndarray | None = None,
+) -> float | None:
     """
     Write the gradient of PPO's loss on a minibatch into the network's gradient array, unless the policy has changed too much.
 
@@ -114,6 +127,7 @@ def gradient(network: ActorCritic, samples: Samples, rows: np.ndarray, settings:
     :param rows: which samples are the minibatch
     :param settings: coefficients of the loss
     :param terms: where to write log r, min(rA, clip(r)·A), (v - R)² and H of each sample, shape (4, n)
+    :param resting: (v - R)² of the whole rollout, if the critic rests and its gradient is 0 already
     :return: the KL estimate, if it is beyond the largest and no gradient was written
     """
     n = len(rows)
@@ -134,13 +148,12 @@ def gradient(network: ActorCritic, samples: Samples, rows: np.ndarray, settings:
     np.minimum(surrogate, clipped, out=terms[1])
     terms[3] = head.entropy()
 
-    values = critic.forward(critic_inputs)[:, 0]
-    if settings.clip_range_vf is None:
-        error = values - returns
+    if resting is None:
+        values = critic.forward(critic_inputs)[:, 0]
+        error = _errors(values, returns, old_values, settings)
+        np.multiply(error, error, out=terms[2])
     else:
-        change = values - old_values
-        error = old_values + np.clip(change, -settings.clip_range_vf, settings.clip_range_vf) - returns
-    np.multiply(error, error, out=terms[2])
+        resting.take(rows, out=terms[2])
 
     if settings.max_kl is not None:
         kl = float(np.mean(np.expm1(log_ratio) - log_ratio))
@@ -149,11 +162,19 @@ def gradient(network: ActorCritic, samples: Samples, rows: np.ndarray, settings:
     surrogate *= surrogate <= clipped
     surrogate *= -1.0 / n
     actor.backward(head.backward(surrogate, -settings.ent_coef / n, network.parameters.gradients), network.actor_gradients)
-    if settings.clip_range_vf is not None:
-        error *= np.abs(change) <= settings.clip_range_vf
-    error *= 2.0 * settings.vf_coef / n
-    critic.backward(error[:, None], network.critic_gradients)
+    if resting is None:
+        if settings.clip_range_vf is not None:
+            error *= np.abs(values - old_values) <= settings.clip_range_vf
+        error *= 2.0 * settings.vf_coef / n
+        critic.backward(error[:, None], network.critic_gradients)
     return None
+
+
+def _errors(values: np.ndarray, returns: np.ndarray, old_values: np.ndarray, settings: Settings) -> np.ndarray:
+    """v - R, with v kept near its old value if the settings say so."""
+    if settings.clip_range_vf is None:
+        return values - returns
+    return old_values + np.clip(values - old_values, -settings.clip_range_vf, settings.clip_range_vf) - returns
 
 
 def _log(model: PPO, passes: list[Means], settings: Settings) -> None:

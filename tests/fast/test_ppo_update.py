@@ -54,6 +54,8 @@ def test_actions(action: str, ent_coef: float) -> None:
         {"clip_range_vf": lambda progress: 0.5 * progress},
         {"normalize_advantage": False},
         {"vf_coef": 0.0},
+        {"vf_coef": 0.0, "clip_range_vf": 0.05, "batch_size": 36},
+        {"vf_coef": 0.0, "policy_kwargs": {"optimizer_kwargs": {"weight_decay": 0.1}}},
         {"vf_coef": 3.0, "ent_coef": 0.5},
         {"max_grad_norm": 1e-3},
         {"max_grad_norm": float("inf")},
@@ -77,6 +79,39 @@ def test_options(options: dict[str, Any], action: str) -> None:
             assert th.equal(p, q)
     else:
         assert_update_is_sb3s(action=action, **options)
+
+
+def test_a_critic_without_a_loss_rests() -> None:
+    """With ``vf_coef=0`` it is evaluated once, whatever the number of passes; the value loss is logged all the same."""
+    counts = []
+    for n_epochs in (1, 5):
+        model = with_rollout(vf_coef=0.0, n_epochs=n_epochs)
+        engine = engine_of(model)
+        critic = engine.network.critic
+        before = [p.detach().clone() for p in critic.parameters]
+        calls: list[int] = []
+        forward = critic.forward
+        critic.forward = lambda x, forward=forward, calls=calls: (calls.append(len(x)), forward(x))[1]  # type: ignore[method-assign]
+        engine.train()
+        counts.append(sum(calls))
+        assert all(th.equal(p, q) for p, q in zip(before, critic.parameters, strict=True))
+        assert model.logger.name_to_value["train/value_loss"] > 0.0
+    assert counts == [96, 96]
+
+
+def test_a_critic_goes_on_by_its_moments_when_its_loss_is_taken_away() -> None:
+    """Adam moves on for a while when gradients become 0, and so the critic's values change from pass to pass."""
+    expected, model = with_rollout(), with_rollout()
+    engine = engine_of(model)
+    for vf_coef in (0.5, 0.0):
+        for each, train in ((expected, expected.train), (model, engine.train)):
+            each.vf_coef = vf_coef
+            set_random_seed(7)
+            assert engine.trains()
+            before = [p.detach().clone() for p in each.policy.value_net.parameters()]
+            train()
+            assert any(not th.equal(p, q) for p, q in zip(before, each.policy.value_net.parameters(), strict=True))
+    assert_same(expected, model)
 
 
 @pytest.mark.parametrize("target_kl", [1e-3, 1.0])
