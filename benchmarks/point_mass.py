@@ -93,7 +93,7 @@ def run(arguments: tuple[str, int, int, Path]) -> dict[str, Any]:
     result = {
         "met": rollouts.met,
         "returns": env.get_episode_rewards(),
-        "std": None if model.use_sde else float(model.policy.log_std.exp().mean()),
+        "std": None if model.use_sde else float(model.policy.log_std.detach().exp().mean()),
         "action": float(np.abs(model.predict(observations, deterministic=True)[0]).max(axis=1).mean()),
     }
     path.write_text(json.dumps(result))
