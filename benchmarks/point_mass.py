@@ -1,7 +1,7 @@
 """
 Why PPO learns nothing on PointMass with the paper's settings: one thing changed at a time.
 
-    python benchmarks/point_mass.py          # some 40 minutes on two cores
+    python benchmarks/point_mass.py          # some 30 minutes on two cores
 
 writes a table to benchmarks/results/point_mass.md. The target is small and the reward 0 everywhere else, so that most rollouts
 hold nothing but zeros. Their advantages are errors of the critic; normalised, they move the policy as far as any others, until
