@@ -175,13 +175,14 @@ class FlatParameters:
         :param parameters: some of the parameters
         :return: whether they now stay as they are in every step: no moment moves them, nor a decay of the weights
         """
-        trained = [p for p in parameters if p in self.gradients]
-        for parameter in trained:
+        resting = {p for p in parameters if p in self.gradients}
+        for parameter in resting:
             self.gradients[parameter].fill(0.0)
         if any(group["weight_decay"] != 0.0 for group in self.optimizer.param_groups):
             return False
-        moving = self.optimizer.state if "exp_avg" in self.moment_names else {}
-        return not any(bool(moving[p]["exp_avg"].any()) for p in trained if p in moving)
+        # Adam's first moment goes on without a gradient; RMSprop has none
+        moments = [tensors["exp_avg"] for p, tensors in self._state if p in resting and "exp_avg" in tensors]
+        return not any(bool(moment.any()) for moment in moments)
 
     def show_gradients(self) -> None:
         """Let torch see the last gradient as ``parameter.grad``, as it would be after an update of SB3's."""

@@ -55,7 +55,6 @@ def test_actions(action: str, ent_coef: float) -> None:
         {"normalize_advantage": False},
         {"vf_coef": 0.0},
         {"vf_coef": 0.0, "clip_range_vf": 0.05, "batch_size": 36},
-        {"vf_coef": 0.0, "policy_kwargs": {"optimizer_kwargs": {"weight_decay": 0.1}}},
         {"vf_coef": 3.0, "ent_coef": 0.5},
         {"max_grad_norm": 1e-3},
         {"max_grad_norm": float("inf")},
@@ -99,9 +98,11 @@ def test_a_critic_without_a_loss_rests() -> None:
     assert counts == [96, 96]
 
 
-def test_a_critic_goes_on_by_its_moments_when_its_loss_is_taken_away() -> None:
-    """Adam moves on for a while when gradients become 0, and so the critic's values change from pass to pass."""
-    expected, model = with_rollout(), with_rollout()
+@pytest.mark.parametrize("optimizer", [th.optim.Adam, th.optim.RMSprop])
+def test_a_critic_whose_loss_is_taken_away(optimizer: type[th.optim.Optimizer]) -> None:
+    """Adam moves on for a while when gradients become 0, and so values change from pass to pass; RMSprop stands still."""
+    policy_kwargs = {"optimizer_class": optimizer, "optimizer_kwargs": {"eps": 1e-5}}
+    expected, model = (with_rollout(policy_kwargs=policy_kwargs) for _ in range(2))
     engine = engine_of(model)
     for vf_coef in (0.5, 0.0):
         for each, train in ((expected, expected.train), (model, engine.train)):
@@ -110,7 +111,19 @@ def test_a_critic_goes_on_by_its_moments_when_its_loss_is_taken_away() -> None:
             assert engine.trains()
             before = [p.detach().clone() for p in each.policy.value_net.parameters()]
             train()
-            assert any(not th.equal(p, q) for p, q in zip(before, each.policy.value_net.parameters(), strict=True))
+            moved = any(not th.equal(p, q) for p, q in zip(before, each.policy.value_net.parameters(), strict=True))
+            assert moved == (vf_coef > 0.0 or optimizer is th.optim.Adam)
+    assert_same(expected, model)
+
+
+def test_a_critic_without_a_loss_whose_weights_decay() -> None:
+    """It moves without a gradient and without moments, in the first update already."""
+    policy_kwargs = {"optimizer_kwargs": {"weight_decay": 0.1}}
+    expected, model = (with_rollout(policy_kwargs=policy_kwargs, vf_coef=0.0, learning_rate=1e-2) for _ in range(2))
+    engine = engine_of(model)
+    for train in (expected.train, engine.train):
+        set_random_seed(7)
+        train()
     assert_same(expected, model)
 
 

@@ -21,7 +21,7 @@ from sb3_avgcorr.cli.compare import main
 from sb3_avgcorr.cli.main import main as command_line
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.reporting import page
-from sb3_avgcorr.reporting.comparison import analyse
+from sb3_avgcorr.reporting.comparison import analyse, write
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.results import Episodes, Result
 from sb3_avgcorr.runs.settings import variant
@@ -342,9 +342,7 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     names = {"ppo": 10.0, NASTY: 12.0}
     results = {name: [result(10 * i + s, level) for s in range(3)] for i, (name, level) in enumerate(names.items())}
     comparison = analyse(results, 1000, title=f"Title {NASTY}", notes=[NASTY])
-    from sb3_avgcorr.cli.compare import _write
-
-    _write(comparison, tmp_path, f"sb3-avgcorr compare --env {NASTY}")
+    write(comparison, tmp_path, f"sb3-avgcorr compare --env {NASTY}")
     (tmp_path / "wrapper.html").write_text(WRAPPER)
     shown = chromium(tmp_path, "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "wrapper.html").as_uri())
     found = json.loads(html.unescape(re.search(r"<pre>(.*)</pre>", shown.stdout, re.DOTALL).group(1)))  # type: ignore[union-attr]
