@@ -97,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, default=Path("results"), help="where reports go (default: results)")
     made.add_argument("--runs", type=Path, help="where runs are kept, which are never made twice (default: OUT/runs)")
     made.add_argument("--jobs", type=int, help="runs at a time (default: one a core)")
+    made.add_argument("--so-far", action="store_true", help="make no runs: the page and the tables of those that there are")
     made.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help="run on a Ray cluster; alone: on this machine")
     return made
 
@@ -144,7 +145,7 @@ def _with_tasks(names: Sequence[str], envs: Sequence[str], asked: str) -> list[s
 def _reproduce(experiment: Experiment, size: Size, options: argparse.Namespace) -> int:
     """Run one experiment, and say what it found."""
     size = replace(size, envs=tuple(env for env in size.envs if env in experiment.envs))
-    if not size.full:
+    if not (size.full or options.so_far):
         jobs = {job.name: job for group in experiment.plan(size).values() for job in group}.values()
         full = "10 seeds" if experiment.where == "ours" else f"the paper's size ({experiment.where})"
         print(
@@ -160,6 +161,7 @@ def _reproduce(experiment: Experiment, size: Size, options: argparse.Namespace) 
         workers=options.jobs,
         ray=options.ray,
         observer=Display(),
+        so_far=options.so_far,
     )
     print(findings.report)
     for claim in findings.claims:

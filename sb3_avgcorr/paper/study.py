@@ -19,7 +19,7 @@ from sb3_avgcorr.reporting.statistics import areas, curve, finals, interval
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.runner import Outcome
 from sb3_avgcorr.runs.settings import Settings
-from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, with_earlier
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, sizes, with_earlier
 
 Array = npt.NDArray[np.float64]
 Scores = Mapping[Cell, Mapping[str, Array]]
@@ -78,22 +78,21 @@ class TrainingStudy(Experiment):
         study = self.chosen(size)
         frame, kept = with_earlier(self.name, tabulate(study, plan, outcome), plan, outcome)
         scores = _best(scores_of(study, plan, frame))
-        sizes = dict.fromkeys(
-            f"{_named(study, cell.task)} {len(jobs)} seeds of {jobs[0].steps:,} steps" for cell, jobs in plan.items()
-        )
-        is_full = all(
+        made = set() if frame.empty else set(frame["run"])
+        is_full = made >= {job.name for jobs in plan.values() for job in jobs} and all(
             len(jobs) >= len(asked) and jobs[0].steps >= asked[0].steps
             for jobs, asked in zip(plan.values(), training.plan(study, full=True).values(), strict=True)
         )
+        there = {cell.settings for cell in scores}
         how_large = "The paper’s size" if is_full else "**Smaller than the paper’s**"
         return Findings(
             self.name,
             study.title,
             [
-                f"{study.figure} of the paper. {how_large}: {'; '.join(sizes)}.",
+                f"{study.figure} of the paper. {how_large}: {sizes(plan, frame, lambda cell: _named(study, cell.task))}.",
                 f"{study.note} {PROTOCOL.format(points=study.points)}".strip(),
             ],
-            [_section(self.name, study, settings, frame, scores) for settings in COMPARISONS] if scores else [],
+            [_section(self.name, study, settings, frame, scores) for settings in COMPARISONS if settings in there],
             {self.name: kept} if scores else {},
         )
 
@@ -180,12 +179,13 @@ def _section(name: str, study: Study, settings: Settings, frame: pd.DataFrame, s
     rows = []
     for cell, values in scores.items():
         variant = f"{cell.variant} (settings of {cell.settings_of})" if cell.settings_of else cell.variant
-        rows.append([_place(study, cell), variant, *(str(interval(values[measure])) for measure in ("area", "final"))])
+        figures = (str(interval(values[measure])) for measure in ("area", "final"))
+        rows.append([_place(study, cell), variant, str(len(values["final"])), *figures])
     return Section(
         f"{settings.capitalize()} settings: {EXPLAINED[settings]}",
         [Picture(f"{name}-{settings}.png", f"{study.title}, {settings} settings", figure)],
         _claims(study, settings, scores),
-        [Table(["task", "variant", "mean over training", "at the end"], rows)],
+        [Table(["task", "variant", "runs", "mean over training", "at the end"], rows)],
     )
 
 

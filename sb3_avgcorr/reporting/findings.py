@@ -88,6 +88,7 @@ class Findings:
     :param data: every figure, by the name of its CSV file without the ending
     :param failed: runs that failed, a line each
     :param command: the command that repeats it
+    :param made: how many of its runs there are, where more are to come
     :param files: what was written, by name
     """
 
@@ -98,6 +99,7 @@ class Findings:
     data: dict[str, pd.DataFrame] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     command: str = ""
+    made: str = ""
     files: dict[str, Path] = field(default_factory=dict)
 
     @property
@@ -113,7 +115,8 @@ class Findings:
             lines += [note, ""]
         if self.command and self.data:
             kept = " and ".join(f"`{name}.csv`" for name in self.data)
-            lines += [f"Made by `{self.command}`; every figure is in {kept}.", ""]
+            made = f" ({self.made})" if self.made else ""
+            lines += [f"Made by `{self.command}`{made}; every figure is in {kept}.", ""]
         for section in self.sections:
             lines += section.markdown()
         lines += [f"Failed: {line}" for line in self.failed]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,6 +117,7 @@ def conduct(
     workers: int | None = None,
     ray: str | None = None,
     observer: Observer | None = None,
+    so_far: bool = False,
 ) -> Findings:
     """
     Make the runs of an experiment that are missing, judge all of them, and leave the page, the tables and the pictures.
@@ -130,6 +132,7 @@ def conduct(
     :param workers: runs at a time; default: one a core
     :param ray: address of a Ray cluster, ``""`` for one on this machine; None: processes
     :param observer: is told how far the work is
+    :param so_far: make no runs, and judge those that there are
     """
     plan = experiment.plan(size)
     jobs = {job.name: job for group in plan.values() for job in group}
@@ -139,22 +142,42 @@ def conduct(
         observer.note(f"{len(known)} of {len(jobs)} runs are in the tables of {out}; delete these to make them again")
     # Seed by seed: a stop leaves every cell with about as many runs.
     todo = sorted((job for name, job in jobs.items() if name not in known), key=lambda job: job.seed)
-    outcome = _make(todo, experiment.idle_twins(plan), runs or out / "runs", workers=workers, ray=ray, observer=observer)
+    folder, twins = runs or out / "runs", experiment.idle_twins(plan)
+    if so_far:
+        outcome = _make(todo, twins, folder, _read)
+    else:
+        outcome = _make(todo, twins, folder, partial(run_jobs, workers=workers, ray=ray, observer=observer))
     outcome.earlier = earlier
+    if so_far and not (outcome.results or known):
+        raise UserError(f"No run of {size.command(experiment.name)} is in {folder} or in tables of {out} yet.")
     if outcome.results or known:
         findings = experiment.judge(size, plan, outcome)
     else:
         findings = Findings(experiment.name, experiment.name, ["No run was finished."])
     findings.command = size.command(experiment.name)
+    if so_far:
+        findings.command += " --so-far"
+        findings.made = f"{len(known | {job.name for job in outcome.results})} of {len(jobs)} runs so far"
     for job, why in outcome.failed.items():
         findings.failed.append(f"{job.title}: {why.strip().splitlines()[-1] if why.strip() else ''}")
     write(findings, out)
     return findings
 
 
-def _make(jobs: Sequence[AnyJob], twins: Mapping[Job, Job], folder: Path, **kwargs: Any) -> Outcome:
+def _read(jobs: Sequence[AnyJob], folder: Path) -> Outcome:
+    """The runs that are done; the others neither are nor have failed."""
+    found = {job: read_result(job, folder) for job in jobs}
+    return Outcome({job: result for job, result in found.items() if result is not None})
+
+
+def _make(
+    jobs: Sequence[AnyJob],
+    twins: Mapping[Job, Job],
+    folder: Path,
+    run: Callable[[Sequence[AnyJob], Path], Outcome],
+) -> Outcome:
     """Make runs; those that may turn out to be others last, and only where they do not."""
-    outcome = run_jobs([job for job in jobs if job not in twins], folder, **kwargs)
+    outcome = run([job for job in jobs if job not in twins], folder)
     waiting = {job: twins[job] for job in jobs if isinstance(job, Job) and job in twins}
     for job, other in waiting.items():
         twin = outcome.results.get(other)
@@ -162,7 +185,7 @@ def _make(jobs: Sequence[AnyJob], twins: Mapping[Job, Job], folder: Path, **kwar
             outcome.results[job] = replace(twin, job=job)
     rest = [job for job in waiting if job not in outcome.results]
     if rest:
-        more = run_jobs(rest, folder, **kwargs)
+        more = run(rest, folder)
         outcome.results |= more.results
         outcome.failed |= more.failed
     return outcome
@@ -194,6 +217,26 @@ def with_earlier(name: str, made: pd.DataFrame, plan: Plan, outcome: Outcome) ->
     order = {job.name: place for place, job in enumerate(job for jobs in plan.values() for job in jobs)}
     asked = made[made["run"].isin(order)]
     return asked.sort_values("run", key=lambda runs: runs.map(order), kind="stable", ignore_index=True), made
+
+
+def sizes(plan: Plan, table: pd.DataFrame, task_of: Callable[[Any], str]) -> str:
+    """
+    How many seeds of how many steps each task has, in words.
+
+    :param plan: the runs of each cell
+    :param table: the figures of those that were made, with a column ``run``
+    :param task_of: name of a cell's task
+    """
+    made = set() if table.empty else set(table["run"])
+    most: dict[tuple[str, int, int], int] = {}
+    for cell, jobs in plan.items():
+        task = task_of(cell), len(jobs), jobs[0].steps
+        most[task] = max(most.get(task, 0), sum(job.name in made for job in jobs))
+    parts = []
+    for (name, asked, steps), there in most.items():
+        seeds = f"{asked}" if there == asked else f"{there} of {asked}"
+        parts.append(f"{name} {seeds} seeds of {steps:,} steps")
+    return "; ".join(parts)
 
 
 def results_of(plan: Plan, outcome: Outcome) -> dict[Any, list[Any]]:

@@ -18,7 +18,7 @@ from sb3_avgcorr.reporting.statistics import What, areas, curve, difference, fin
 from sb3_avgcorr.runs.jobs import Job
 from sb3_avgcorr.runs.results import Result
 from sb3_avgcorr.runs.runner import Outcome
-from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, with_earlier
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, sizes, with_earlier
 
 #: variant -> settings of the correction, beside the task's own
 CORRECTIONS: dict[str, dict[str, Any]] = {
@@ -144,7 +144,6 @@ class VariantStudy(Experiment):
         scores, learning = asked.values()
         if scores.empty:
             return Findings(self.name, self.title, ["In no run did an episode end."])
-        sizes = dict.fromkeys(f"{env} {len(jobs)} seeds of {jobs[0].steps:,} steps" for (env, _), jobs in plan.items())
         intervals = (
             f"*At the end*: the last tenth of training; *final policy*: {self.eval_episodes} episodes after training, "
             "actions drawn. Intervals are 95 %: Student's for a mean, Welch's for a difference."
@@ -162,7 +161,7 @@ class VariantStudy(Experiment):
         return Findings(
             self.name,
             self.title,
-            [f"{self.note} Equal settings. {'; '.join(sizes)}.", intervals],
+            [f"{self.note} Equal settings. {sizes(plan, scores, lambda cell: str(cell[0]))}.", intervals],
             sections,
             data,
         )

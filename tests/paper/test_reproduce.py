@@ -84,6 +84,11 @@ def test_choice_of_tasks_is_checked_before_anything_runs(ran: list[tuple[str, tu
     assert "ur5" not in dict(ran)
 
 
+def test_so_far_where_nothing_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["reproduce", "ur5", "--so-far", "--out", str(tmp_path)]) == 2
+    assert "No run of sb3-avgcorr reproduce ur5 is in" in capsys.readouterr().err
+
+
 def test_exit_code_tells_of_failed_runs(
     ran: list[tuple[str, tuple[str, ...]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

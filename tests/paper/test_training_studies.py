@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_up_results import made_up, outcome_of
 
 from sb3_avgcorr.errors import UserError
@@ -177,6 +179,22 @@ def test_only_some_tasks() -> None:
     assert {claim.place.partition(",")[0] for claim in found.claims} == {"Ant-v4"}
     with pytest.raises(UserError, match="'Ant-v4'"):
         mujoco.plan(Size(envs=("Ant-v3",)))
+
+
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_any_part_of_a_study_is_judged(data: st.DataObject) -> None:
+    """Whichever runs there are, there is a page, and it does not call itself the paper's size."""
+    ur5 = study("ur5")
+    planned = ur5.plan(Size(full=True))
+    outcome = outcome_of(planned, LEVELS)
+    names = sorted({job.name for job in outcome.results})
+    there = data.draw(st.sets(st.sampled_from(names), min_size=1, max_size=len(names) - 1))
+    some = Outcome({job: result for job, result in outcome.results.items() if job.name in there})
+    found = ur5.judge(Size(full=True), planned, some)
+    assert "Smaller than the paper" in found.report
+    assert set(found.data["ur5"]["run"]) == there
+    assert "Smaller than the paper" not in ur5.judge(Size(full=True), planned, outcome).report
 
 
 def test_goes_on_from_the_table_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.reporting.findings import Findings
 from sb3_avgcorr.runs.jobs import AnyJob, FunctionJob
 from sb3_avgcorr.runs.runner import Observer, Outcome
-from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, conduct, frame_of
+from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, conduct, frame_of, sizes
 
 
 class Small(Experiment):
@@ -61,6 +61,32 @@ def test_seed_by_seed(tmp_path: Path) -> None:
     order = Order()
     conduct(Small(), Size(seeds=3, steps=10), tmp_path, workers=2, observer=order)
     assert order.seeds == [0, 0, 1, 1, 2, 2]
+
+
+def test_what_there_is_so_far(tmp_path: Path) -> None:
+    """No run is made, not even begun; the page says how many there are."""
+    with pytest.raises(UserError, match=r"No run of sb3-avgcorr reproduce small --seeds 3 --steps 10 is in"):
+        conduct(Small(), Size(seeds=3, steps=10), tmp_path, so_far=True)
+    assert not any(tmp_path.iterdir())  # a page that says nothing would replace one that does
+    whole = conduct(Small(), Size(seeds=2, steps=10), tmp_path, workers=2)
+    assert "so far" not in whole.report
+    found = conduct(Small(), Size(seeds=3, steps=10), tmp_path, so_far=True)
+    assert len(list((tmp_path / "runs").iterdir())) == 4
+    assert found.failed == []
+    pd.testing.assert_frame_equal(found.data["small"], whole.data["small"])
+    assert "Made by `sb3-avgcorr reproduce small --seeds 3 --steps 10 --so-far` (4 of 6 runs so far)" in found.report
+    assert (tmp_path / "small.md").read_text() == found.report
+
+
+def test_sizes_in_words() -> None:
+    plan = Small().plan(Size(seeds=3, steps=1000))
+    runs = {cell: [job.name for job in jobs] for cell, jobs in plan.items()}
+    every = pd.DataFrame({"run": runs["none"] + runs["power"]})
+    assert sizes(plan, every, lambda cell: "task") == "task 3 seeds of 1,000 steps"
+    some = pd.DataFrame({"run": runs["none"][:2] + runs["power"][:1]})
+    assert sizes(plan, some, lambda cell: "task") == "task 2 of 3 seeds of 1,000 steps"
+    assert sizes(plan, some, str) == "none 2 of 3 seeds of 1,000 steps; power 1 of 3 seeds of 1,000 steps"
+    assert sizes(plan, pd.DataFrame(), lambda cell: "task") == "task 0 of 3 seeds of 1,000 steps"
 
 
 def test_failed_runs_are_told(tmp_path: Path) -> None:

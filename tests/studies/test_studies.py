@@ -163,6 +163,20 @@ def test_goes_on_from_the_tables_of_another_machine(tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "two" / "safety.csv")["seed"].nunique() == 3
 
 
+def test_page_of_a_benchmark_that_is_not_whole(tmp_path: Path) -> None:
+    """Two seeds of one task, auto alone, whose twins PPO's runs are; of the other task nothing."""
+    envs = ("CartPole-v1", "Acrobot-v1")
+    size = Size(seeds=3, steps=1024, envs=envs)
+    run_jobs(SAFETY.plan(size)["CartPole-v1", "auto"][:2], tmp_path / "runs", workers=2)
+    found = conduct(SAFETY, size, tmp_path, so_far=True)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert "CartPole-v1 2 of 3 seeds of 1,024 steps; Acrobot-v1 0 of 3 seeds" in found.report
+    assert "(4 of 12 runs so far)" in found.report
+    whole = conduct(SAFETY, Size(seeds=2, steps=1024, envs=envs[:1]), tmp_path / "two", runs=tmp_path / "runs", workers=2)
+    for name in SAFETY.tables:
+        pd.testing.assert_frame_equal(found.data[name], whole.data[name])
+
+
 # The long tail
 
 
