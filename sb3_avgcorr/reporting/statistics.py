@@ -45,9 +45,14 @@ class Estimate(NamedTuple):
 
         :param digits: significant digits
         """
-        if np.isnan(self.low):
-            return f"{self.value:.{digits}g}"
-        return f"{self.value:.{digits}g} ({self.low:.{digits}g} to {self.high:.{digits}g})"
+        value, low, high = (_rounded(x, digits) for x in (self.value, self.low, self.high))
+        return value if np.isnan(self.low) else f"{value} ({low} to {high})"
+
+
+def _rounded(x: float, digits: int) -> str:
+    """A number with so many significant digits; a large one with zeros, not with an exponent: 1690, not 1.69e+03."""
+    text = f"{x:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text else text
 
 
 def values_of(episodes: Episodes, what: What) -> Array:

@@ -118,6 +118,13 @@ def test_what_a_difference_tells() -> None:
     assert statistics.told(statistics.difference([2.0, 2.0], [1.0, 1.0])) == "better"
 
 
+def test_estimates_in_words() -> None:
+    assert statistics.Estimate(-340.24, -1694.0, 1012.0).text(3) == "-340 (-1690 to 1010)"
+    assert str(statistics.Estimate(0.012346, -12806.0, 99999.0)) == "0.01235 (-12810 to 100000)"
+    assert statistics.Estimate(1e-9, np.nan, np.nan).text(3) == "1e-09"
+    assert statistics.Estimate(2.5, -np.inf, np.inf).text() == "2.5 (-inf to inf)"
+
+
 def test_single_run_has_no_interval() -> None:
     for estimate in (statistics.interval([2.0]), statistics.iqm([2.0])):
         assert estimate.value == 2.0
