@@ -148,10 +148,10 @@ def conduct(
     else:
         outcome = _make(todo, twins, folder, partial(run_jobs, workers=workers, ray=ray, observer=observer))
     outcome.earlier = earlier
-    if so_far and not (outcome.results or known):
-        raise UserError(f"No run of {size.command(experiment.name)} is in {folder} or in tables of {out} yet.")
     if outcome.results or known:
         findings = experiment.judge(size, plan, outcome)
+    elif so_far:  # a page that says nothing would replace one that does
+        raise UserError(f"No run of {size.command(experiment.name)} is in {folder} or in tables of {out} yet.")
     else:
         findings = Findings(experiment.name, experiment.name, ["No run was finished."])
     findings.command = size.command(experiment.name)
