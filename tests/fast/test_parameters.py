@@ -223,3 +223,26 @@ def test_every_trained_parameter_must_be_in_a_group() -> None:
     first, second = th.nn.Parameter(th.zeros(2)), th.nn.Parameter(th.zeros(2))
     with pytest.raises(ValueError, match="exactly one group"):
         FlatParameters([first, second], th.optim.Adam([first]))
+
+
+def test_a_parameter_without_a_gradient_keeps_no_subnormal_moment() -> None:
+    """As behind a ReLU that never fires again. Torch's own Adam keeps subnormal moments for ever; parameters are the same."""
+    start = th.linspace(-1.0, 1.0, 10)
+    theirs, ours = (th.nn.Parameter(start.clone()) for _ in range(2))
+    adam, flat = th.optim.Adam([theirs], lr=0.01), FlatParameters([ours], th.optim.Adam([ours], lr=0.01))
+    flat.adopt()
+    flat.adopt_moments()
+    gradient = th.ones(10)
+    for step in range(1200):
+        gradient[:5] = float(step < 10)
+        gradient[5:] = -gradient[5:]
+        theirs.grad = gradient
+        adam.step()
+        flat.gradient[:] = gradient.numpy()
+        flat.step()
+    th.testing.assert_close(ours.data[:5], theirs.data[:5], rtol=1e-6, atol=1e-7)
+    th.testing.assert_close(ours.data[5:], theirs.data[5:], rtol=1e-4, atol=1e-5)
+    smallest = th.finfo(th.float32).tiny
+    assert th.all(adam.state[theirs]["exp_avg"][:5] < smallest)
+    assert th.all(adam.state[theirs]["exp_avg"][:5] > 0.0)
+    assert th.all(flat.optimizer.state[ours]["exp_avg"][:5] == 0.0)
