@@ -108,6 +108,7 @@ class Strength:
     So the algorithm is the uncorrected one until the data say that this goes the wrong way. What they say first is often not
     where c points, which is lost in noise, but that u does not go there: a step along u claims a gain of ⟨u, u⟩, of which
     ⟨u, c⟩ is real. Where u is told from 0, and ⟨u, c⟩ from half of ⟨u, u⟩ or more, that is enough to leave it (:attr:`lost`).
+    It takes the same standard errors as a bias: whatever is looked at after every rollout meets its chance.
 
     And noise is the only thing that speaks against c. Where states that want opposite actions cancel out, u is nothing but its
     noise, while c may be plain in a single rollout. No angle shows that: what is left of u points along c half of the time,
@@ -137,8 +138,6 @@ class Strength:
     KNOWN = 1.5
     #: share of the gain along u that must be real, below which κ is not taken
     REAL = 0.5
-    #: standard errors at which a missing gain begins to count, and counts in full
-    MISSING = 1.0, 2.0
     #: how many times as far out of its noise as u (in squared length) c must stand to be followed, whatever their angle
     CLEARER = 4.0
     #: a rollout of fewer blocks is taken for one block, and so many of them for a rollout
@@ -326,7 +325,7 @@ class Strength:
         claimed = self._errors_from_zero(np.eye(6)[0])
         missing = self._errors_from_zero(np.array([self.REAL, -1.0, 0.0, 0.0, 0.0, 0.0]))
         real = uncorrected_scale(self._products().signal)
-        return _ramp(min(claimed, missing), *self.MISSING) * _ramp(-real, -self.REAL, 0.0)
+        return _ramp(min(claimed, missing), *self._believed) * _ramp(-real, -self.REAL, 0.0)
 
     @property
     def clearer(self) -> float:

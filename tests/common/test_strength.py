@@ -164,6 +164,15 @@ def test_no_gain_is_missed_where_none_is_claimed() -> None:
     assert np.mean([strength.lost > 0.0 for strength in strengths]) < 0.05
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_gain_is_missed_by_chance_in_a_thousand_looks(seed: int) -> None:
+    """Both gradients are the same and nearly lost in noise, as along a run with short rollouts."""
+    task, rng, strength = MadeUp(0.0, 0.1, 0.1), np.random.default_rng(seed), Strength()
+    for _ in range(1000):
+        strength.update(*task.rollout(rng))
+        assert strength.lost == 0.0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_gradient_that_is_plain_is_followed_where_the_other_is_nothing_but_noise(seed: int) -> None:
     """Two states that cancel out, and one parameter: whatever is left of u is parallel to c, so that no angle tells."""
