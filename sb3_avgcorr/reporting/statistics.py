@@ -7,6 +7,7 @@ bootstrap of few runs is too narrow; rliable's bootstrap for the interquartile m
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,7 +152,9 @@ def difference(values: npt.ArrayLike, baseline: npt.ArrayLike) -> Estimate:
         return Estimate(value, np.nan, np.nan)
     if x.std() == 0.0 == y.std():
         return Estimate(value, value, value)
-    ends = stats.ttest_ind(x, y, equal_var=False).confidence_interval(0.95)
+    with warnings.catch_warnings():  # scipy's, where all runs of one sample have the same value
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        ends = stats.ttest_ind(x, y, equal_var=False).confidence_interval(0.95)
     return Estimate(value, float(ends.low), float(ends.high))
 
 

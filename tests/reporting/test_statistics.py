@@ -1,5 +1,6 @@
 """Learning curves and their statistics, against rliable's own and numbers by hand."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,15 @@ def test_difference_is_welch() -> None:
     half = stats.t.ppf(0.975, df) * np.sqrt(vx + vy)
     middle = X.mean() - Y.mean()
     np.testing.assert_allclose(ours, [middle, middle - half, middle + half])
+
+
+def test_a_sample_of_one_value_throughout_is_nothing_to_warn_of() -> None:
+    """As of ten runs of CartPole that all end at 500. Welch's interval is then Student's of the other sample."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = statistics.difference([500.0] * 10, Y)
+    half = stats.t.ppf(0.975, len(Y) - 1) * Y.std(ddof=1) / np.sqrt(len(Y))
+    np.testing.assert_allclose(found, (500.0 - Y.mean(), 500.0 - Y.mean() - half, 500.0 - Y.mean() + half))
 
 
 def test_what_a_difference_tells() -> None:
