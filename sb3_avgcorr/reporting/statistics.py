@@ -46,7 +46,9 @@ class Estimate(NamedTuple):
 
         :param digits: significant digits
         """
-        value, low, high = (_rounded(x, digits) for x in (self.value, self.low, self.high))
+        # what is left of a difference of 0 when figures come from tables, which are rounded
+        nothing = abs(self.value) < 1e-5 * (self.high - self.low) < np.inf
+        value, low, high = (_rounded(x, digits) for x in (0.0 if nothing else self.value, self.low, self.high))
         return value if np.isnan(self.low) else f"{value} ({low} to {high})"
 
 

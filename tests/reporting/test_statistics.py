@@ -130,8 +130,10 @@ def test_what_a_difference_tells() -> None:
 
 def test_estimates_in_words() -> None:
     assert statistics.Estimate(-340.24, -1694.0, 1012.0).text(3) == "-340 (-1690 to 1010)"
-    assert str(statistics.Estimate(0.012346, -12806.0, 99999.0)) == "0.01235 (-12810 to 100000)"
+    assert str(statistics.Estimate(12.346, -12806.0, 99999.0)) == "12.35 (-12810 to 100000)"
+    assert str(statistics.Estimate(0.012346, -1.0, 1.0)) == "0.01235 (-1 to 1)"
     assert statistics.Estimate(1e-9, np.nan, np.nan).text(3) == "1e-09"
+    assert statistics.Estimate(-1.84e-05, -53.7, 53.7).text(3) == "0 (-53.7 to 53.7)"
     assert statistics.Estimate(2.5, -np.inf, np.inf).text() == "2.5 (-inf to inf)"
 
 
