@@ -78,15 +78,10 @@ def main() -> None:
     rows = train(args.env, args.seed, args.steps)
     above = rows[rows[:, 1] > 0.0]
     command = f"python benchmarks/alarms.py --env {args.env} --seed {args.seed} --steps {args.steps}"
-    lines = [
-        "# When the strength leaves 0",
-        "",
-        f"`{command}`: {len(above)} of {len(rows)} rollouts.",
-        "",
-        f"| after steps | strength | {' | '.join(PARTS)} |",
-        "|" + "---|" * (2 + len(PARTS)),
-        *("| " + " | ".join([f"{row[0]:,.0f}", *(f"{x:.3f}" for x in row[1:])]) + " |" for row in above),
-    ]
+    lines = ["# When the strength leaves 0", "", f"`{command}`: {len(above)} of {len(rows)} rollouts."]
+    if len(above):
+        lines += ["", f"| after steps | strength | {' | '.join(PARTS)} |", "|" + "---|" * (2 + len(PARTS))]
+        lines += [f"| {row[0]:,.0f} | {' | '.join(f'{x:.3f}' for x in row[1:])} |" for row in above]
     args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
