@@ -8,18 +8,18 @@ rollout above 0 is a false alarm.
 """
 
 import argparse
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_avgcorr import AveragingPPO
 from sb3_avgcorr.runs.jobs import Job
-from sb3_avgcorr.runs.manager import settings_of
+from sb3_avgcorr.runs.manager import JobManager, check_job
 
 RESULTS = Path(__file__).parent / "results" / "alarms.md"
 PARTS = ("trust", "lost", "clearer")
@@ -57,13 +57,12 @@ def train(env: str, seed: int, steps: int) -> np.ndarray:
     :param steps: environment steps
     :return: a row for each update: steps, strength, parts
     """
-    settings = dict(settings_of(Job("averaging_ppo", env, seed, steps)))
-    vec: VecEnv = make_vec_env(env, n_envs=settings.pop("n_envs", 1), seed=seed)
-    if settings.pop("normalize", False):
-        vec = VecNormalize(vec, gamma=settings["gamma"])
-    del settings["n_timesteps"]
-    callback = Parts()
-    AveragingPPO(settings.pop("policy"), vec, seed=seed, **settings).learn(steps, callback)
+    job, callback = Job("averaging_ppo", env, seed, steps), Parts()
+    check_job(job)
+    with TemporaryDirectory() as home, redirect_stdout(io.StringIO()):  # RL Zoo prints the settings
+        made = JobManager(job, Path(home)).setup_experiment()
+    assert made is not None
+    made[0].learn(steps, callback)
     return np.array(callback.rows)
 
 
