@@ -7,6 +7,7 @@ from stable_baselines3 import A2C
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import FloatSchedule
 from torch import nn
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
@@ -167,13 +168,12 @@ class AveragingBAC(AveragingCorrection, BAC):
     normalize_correction = False
     critic_learning_rate = 9e-3
 
-    def _setup_model(self) -> None:
-        super()._setup_model()
-        if self.correction_learning_rate is None:
-            self._correction_lr_schedule = self._critic_lr_schedule
+    @property
+    def _correction_lr_schedule(self) -> FloatSchedule:
+        return self._critic_lr_schedule if self.correction_learning_rate is None else super()._correction_lr_schedule
 
-    def _set_up_estimator(self) -> None:
-        super()._set_up_estimator()
+    def _set_up_parts(self) -> None:
+        super()._set_up_parts()
         # whether the correction's fit trains all of the critic, so that A2C's step need not do so again
         self._fits_critic = (
             self.correction_estimator is not None

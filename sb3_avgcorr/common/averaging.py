@@ -46,6 +46,8 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
     correction_weights: np.ndarray | None
     #: k, how far the last rollout was corrected; None before the first
     correction_strength_used: float | None
+    _critic_layers: CriticLayers | None
+    _critic_fit: CriticFit | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -87,33 +89,47 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
         self._clock = EpisodeClock(self.n_envs)
         if self._last_episode_steps is not None and len(self._last_episode_steps) == self.n_envs:
             self._clock.next_steps = self._last_episode_steps.copy()
-        rate = self.correction_learning_rate
-        self._correction_lr_schedule = FloatSchedule(self.lr_schedule if rate is None else rate)
         if not hasattr(self, "_correction_rng"):
             # as SB3's, reproducible for a user who seeds torch; nothing is drawn from its stream
             self._correction_rng = np.random.default_rng(th.initial_seed() if self.seed is None else self.seed)
-        self._critic_layers: CriticLayers | None = None
-        self._critic_fit: CriticFit | None = None
-        if self.critic_epochs > 0:
-            check_critic(self.policy, self._critic_features)
-            self._critic_layers = CriticLayers(self.policy)
-            self._critic_fit = CriticFit(self._critic_layers)
-        self._set_up_estimator()
+        self._set_up_parts()
         self._power = PowerWeights(self, self.gamma)
         # an actor that cannot tell states apart which want different actions is where the mismatch changes what is learned
         self._strength = Strength(before=float(getattr(self.policy, "actor_sees_less", False)))
         self._restore()
-        self._engine = self._make_engine()
+        self._set_up_engine()
 
-    def _set_up_estimator(self) -> None:
-        """Make what learns the correction, where it is learned."""
-        self.correction_estimator = None
-        if not self._averages:
-            return
-        check_critic(self.policy, self._critic_features)
-        if self.correction_network == "shared" and self._critic_layers is None:
-            self._critic_layers = CriticLayers(self.policy)
-        self.correction_estimator = self._make_estimator()
+    @property
+    def _correction_lr_schedule(self) -> FloatSchedule:
+        """Learning rate of the correction, as the option says now."""
+        rate = self.correction_learning_rate
+        return FloatSchedule(self.lr_schedule if rate is None else rate)
+
+    def _reads_critic(self) -> bool:
+        """Whether anything but the algorithm's own update trains the critic's layers."""
+        return self.critic_epochs > 0 or (self._averages and self.correction_network == "shared")
+
+    def _plan_of_parts(self) -> tuple[Any, ...]:
+        """What the estimator and the critic's fit are made from; where that is another, they must be made anew."""
+        critic = self.policy.parameters() if self._reads_critic() else ()
+        options = self.correction_network, self.correction_loss, self.correction_scale, self.correction_averaging
+        return (self._averages, options, self.critic_epochs > 0, *((id(p), p.requires_grad) for p in critic))
+
+    def _set_up_parts(self) -> None:
+        """Make what learns the correction and what fits the critic, where they are needed."""
+        if self._averages or self.critic_epochs > 0:
+            check_critic(self.policy, self._critic_features)
+        self._critic_layers = CriticLayers(self.policy) if self._reads_critic() else None
+        self._critic_fit = None
+        if self._critic_layers is not None and self.critic_epochs > 0:
+            self._critic_fit = CriticFit(self._critic_layers)
+        self.correction_estimator = self._make_estimator() if self._averages else None
+        self._made_from = self._plan_of_parts()
+
+    def _set_up_engine(self) -> None:
+        """Make what serves the model in less time, if the options ask for it and it can."""
+        self._wanted_fast = self.fast, self.corrects
+        self._engine = self._make_engine()
 
     def _make_engine(self) -> Any:
         if not (self.fast == "always" or (self.fast and self.corrects)):
@@ -126,9 +142,15 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
     def _follow_options(self) -> None:
         """Check the options, which the user may have changed since the last rollout, and make what they ask for."""
         check_options(self)
-        if self._averages != (self.correction_estimator is not None):
-            self._set_up_estimator()
-            self._engine = self._make_engine()
+        self._group_critic()
+        self._power.gamma = self.gamma
+        made_anew = self._plan_of_parts() != self._made_from
+        if made_anew:
+            self._set_up_parts()
+        if made_anew or (self.fast, self.corrects) != self._wanted_fast:
+            self._set_up_engine()
+        if self.correction_estimator is not None:
+            self.correction_estimator.gamma = self.gamma
 
     def _make_estimator(self) -> CorrectionEstimator:
         policy, shared = self.policy, self.correction_network == "shared"

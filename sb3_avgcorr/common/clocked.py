@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_avgcorr.common.clock import EpisodeClock
 from sb3_avgcorr.common.correction import lambda_returns
-from sb3_avgcorr.common.rollout import Rollout, check_finite, check_policy, flat_observations
+from sb3_avgcorr.common.rollout import Rollout, check_finite, check_policy, flat_observations, restore_order
 from sb3_avgcorr.common.saving import SavedCorrection
 
 
@@ -42,6 +42,7 @@ class ClockedRollouts(SavedCorrection):
             check_policy(self, self._last_values())
             raise
         finally:
+            restore_order(rollout_buffer)
             # An exception or a callback may break a rollout off; it has moved the environments all the same.
             rows = rollout_buffer.buffer_size if rollout_buffer.full else rollout_buffer.pos
             assert self._last_episode_starts is not None

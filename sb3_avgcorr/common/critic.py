@@ -206,14 +206,25 @@ class CriticLearningRate(OnPolicyAlgorithm):
         own = self.critic_learning_rate
         if isinstance(own, (int, float)) and not own >= 0.0:
             raise ValueError(f"critic_learning_rate={own!r} makes no sense: it must be None, a number >= 0 or a schedule.")
-        self._critic_lr_schedule = FloatSchedule(self.lr_schedule if own is None else own)
-        if own is not None:
-            check_critic(self.policy, self._critic_features)
-            of_critic = critic_parameters(self.policy)
-            rest = [p for p in self.policy.parameters() if not any(p is q for q in of_critic)]
-            self.policy.optimizer = self.policy.optimizer_class(  # type: ignore[call-arg]
-                [{"params": rest}, {"params": of_critic}], lr=self.lr_schedule(1), **self.policy.optimizer_kwargs
-            )
+        self._group_critic()
+
+    @property
+    def _critic_lr_schedule(self) -> FloatSchedule:
+        """Learning rate of the critic, as the option says now."""
+        own = self.critic_learning_rate
+        return FloatSchedule(self.lr_schedule if own is None else own)
+
+    def _group_critic(self) -> None:
+        """Put the critic's parameters in a group of their own, if they have a rate of their own and there is but one group."""
+        optimizer = self.policy.optimizer
+        if self.critic_learning_rate is None or len(optimizer.param_groups) > 1:
+            return
+        check_critic(self.policy, self._critic_features)
+        of_critic = {id(p) for p in critic_parameters(self.policy)}
+        (group,) = optimizer.param_groups
+        everything = group["params"]
+        group["params"] = [p for p in everything if id(p) not in of_critic]
+        optimizer.add_param_group({**group, "params": [p for p in everything if id(p) in of_critic]})
 
     def _critic_features(self, *inputs: Any) -> th.Tensor:
         """
@@ -227,6 +238,7 @@ class CriticLearningRate(OnPolicyAlgorithm):
     def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
         super()._update_learning_rate(optimizers)
         if self.critic_learning_rate is not None:
+            self._group_critic()
             rate = self._critic_lr_schedule(self._current_progress_remaining)
             self.logger.record("train/critic_learning_rate", rate)
             self.policy.optimizer.param_groups[1]["lr"] = rate

@@ -20,6 +20,37 @@ class Rollout(NamedTuple):
     value_loss: float  # mean squared error of the values against them, when the rollout was collected
 
 
+def restore_order(buffer: RolloutBuffer) -> None:
+    """
+    Undo what ``get()`` does to a buffer, which a callback may have called to train something of its own on the rollout.
+
+    ``get()`` flattens arrays to rows, environment by environment; as collected, their first axes are (n_steps, n_envs).
+
+    :param buffer: a buffer of SB3 or sb3-contrib
+    """
+    if not buffer.generator_ready:
+        return
+    shape = buffer.buffer_size, buffer.n_envs
+
+    def restored(rows: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(rows.reshape(*shape[::-1], *rows.shape[1:]).swapaxes(0, 1))
+
+    arrays: dict[str, Any] = vars(buffer)
+    for name in ("observations", "actions", "action_masks"):
+        found = arrays.get(name)
+        if isinstance(found, dict):
+            found.update({key: restored(rows) for key, rows in found.items()})
+        elif found is not None:
+            arrays[name] = restored(found)
+    for name in ("values", "log_probs", "advantages", "returns", "episode_starts"):
+        if arrays[name].shape != shape:  # the last is flattened by recurrent buffers only
+            arrays[name] = restored(arrays[name]).reshape(shape)
+    for name in ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf"):
+        if name in arrays:  # (n_steps, layers, n_envs, units)
+            arrays[name] = restored(arrays[name]).swapaxes(1, 2)
+    buffer.generator_ready = False
+
+
 def flat_observations(buffer: RolloutBuffer) -> Any:
     """
     Give the observations of a buffer as tensors.

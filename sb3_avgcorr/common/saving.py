@@ -60,10 +60,9 @@ class SavedCorrection(CriticLearningRate):
             "correction_estimator",
             "correction_weights",
             "_correction_rng",
-            "_correction_lr_schedule",
-            "_critic_lr_schedule",
         ]
         parts = ["_clock", "_power", "_strength", "_engine", "_critic_layers", "_critic_fit", "_saving"]
+        parts += ["_made_from", "_wanted_fast"]
         return [*super()._excluded_save_params(), *ours, *parts]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -192,6 +192,8 @@ class Strength:
             return False
         if len(u) < self.FEW:
             # a rollout this short is one block among those of its neighbours
+            if self._held and self._held[0].shape[1] != u.shape[1]:
+                self._held = []  # parameters were frozen or thawed
             self._held.append(np.stack([np.average(x, axis=0, weights=sizes) for x in (u, c)]))
             if len(self._held) < self.ENOUGH:
                 return False

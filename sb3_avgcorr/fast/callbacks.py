@@ -42,6 +42,23 @@ class StepLocals(dict[str, Any]):
         return self[key] if key in self else default  # noqa: SIM401
 
 
+class Begun:
+    """
+    A callback that knows already that the rollout has begun.
+
+    :param callback: the callback
+    """
+
+    def __init__(self, callback: BaseCallback) -> None:
+        self._callback = callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._callback, name)
+
+    def on_rollout_start(self) -> None:
+        """Nothing is left to tell."""
+
+
 def callback_tree(callback: BaseCallback) -> Iterator[BaseCallback]:
     """
     A callback and all that it calls.

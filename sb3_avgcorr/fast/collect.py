@@ -32,11 +32,12 @@ class Pending:
 
     :param network: the policy's networks
     :param buffer: the rollout
+    :param gamma: discount factor of time-limit bootstraps
     :param watched: whether parameters may change
     """
 
-    def __init__(self, network: ActorCritic, buffer: RolloutBuffer, watched: bool) -> None:
-        self.network, self.buffer = network, buffer
+    def __init__(self, network: ActorCritic, buffer: RolloutBuffer, gamma: float, watched: bool) -> None:
+        self.network, self.buffer, self.gamma = network, buffer, gamma
         self.first_step = 0
         self.truncated: list[tuple[int, int, Any]] = []  # (step, environment, terminal observation) to bootstrap from
         self.known = network.parameters.values.copy() if watched else None
@@ -77,7 +78,7 @@ class Pending:
         else:
             batch = np.stack(observations)
         values = self.network.values(self.network.critic_features(batch))
-        self.buffer.rewards[list(steps), list(environments)] += self.buffer.gamma * values
+        self.buffer.rewards[list(steps), list(environments)] += self.gamma * values
 
     def follow(self, stop: int) -> None:
         """
@@ -144,21 +145,17 @@ def collect(
     n_rollout_steps: int,
 ) -> np.ndarray | None:
     """
-    Fill a rollout buffer as ``OnPolicyAlgorithm.collect_rollouts()`` does, to rounding.
+    Fill an empty rollout buffer as ``OnPolicyAlgorithm.collect_rollouts()`` does, to rounding, once its beginning was told.
 
     :param model: the model
     :param network: its policy's networks
     :param env: the training environment
-    :param callback: called at each step, and at the beginning and end of the rollout
+    :param callback: called at each step, and at the end of the rollout
     :param buffer: the buffer to fill
     :param n_rollout_steps: number of steps per environment
     :return: values of the states after the last step, shape (n_envs,); None if a callback ended the rollout
     """
     assert model._last_obs is not None, "No previous observation was provided"
-    network.structure.set_training_mode(False)
-    buffer.reset()
-    callback.on_rollout_start()
-    network.parameters.adopt()
 
     action_space = model.action_space
     bounds = (action_space.low, action_space.high) if isinstance(action_space, spaces.Box) else None
@@ -167,7 +164,7 @@ def collect(
     observations: Any = buffer.observations
     stored_actions, stored_rewards, starts = buffer.actions, buffer.rewards, buffer.episode_starts
     watched = may_change_parameters(callback)
-    pending = Pending(network, buffer, watched)
+    pending = Pending(network, buffer, model.gamma, watched)
     step = Step(model, network)
     lazy: dict[str, Any] = {"values": step.values, "log_probs": step.log_probs, "obs_tensor": step.obs_tensor}
     for known in give_lazy_locals(callback, lazy):

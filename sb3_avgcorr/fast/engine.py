@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_avgcorr.common.estimator import CorrectionEstimator
 from sb3_avgcorr.fast import a2c, ppo
+from sb3_avgcorr.fast.callbacks import Begun
 from sb3_avgcorr.fast.collect import collect
 from sb3_avgcorr.fast.features import Rows
 from sb3_avgcorr.fast.network import ActorCritic
@@ -117,6 +118,13 @@ class Engine:
         :param n_rollout_steps: number of steps per environment
         :return: False if a callback ended the rollout prematurely
         """
+        self.last_values = None
+        self.network.structure.set_training_mode(False)
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        if not self._is_ready():  # the callback has made a policy of it that is not served
+            begun: Any = Begun(callback)
+            return self.algorithm.collect_rollouts(self.model, env, begun, rollout_buffer, n_rollout_steps)
         self.last_values = collect(self.model, self.network, env, callback, rollout_buffer, n_rollout_steps)
         return self.last_values is not None
 

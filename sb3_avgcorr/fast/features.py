@@ -88,7 +88,7 @@ def torch_features(policy: ActorCriticPolicy) -> Features:
     """
 
     def features(observations: Any) -> np.ndarray:
-        with th.inference_mode():
+        with th.no_grad():
             tensor: Any = BaseModel.extract_features(
                 policy, obs_as_tensor(observations, policy.device), policy.features_extractor
             )

@@ -232,7 +232,8 @@ def head_of(policy: ActorCriticPolicy) -> Head | None:
     """
     distribution = policy.action_dist
     if type(distribution) is DiagGaussianDistribution:
-        return Gaussian(policy.log_std)
+        # the buffer cuts off the digits of actions in a space of integers, whose log-probabilities would be others
+        return Gaussian(policy.log_std) if np.issubdtype(policy.action_space.dtype, np.floating) else None
     if type(distribution) is CategoricalDistribution:
         return Categorical()
     if type(distribution) is MultiCategoricalDistribution:

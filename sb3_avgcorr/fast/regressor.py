@@ -10,7 +10,7 @@ A regression on the state by a network with one output z, trained by Adam: the c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch as th
@@ -39,6 +39,10 @@ class Regressor:
         self.parameters = FlatParameters(mlp.parameters, optimizer)
         mlp.bind(self.parameters.arrays)
         self._gradients = mlp.gradients(self.parameters.gradients)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy has arrays of its own, which the copied modules become views of.
+        return type(self), (Mlp(self.mlp.layers), self.parameters.optimizer, self.loss, self.scale)
 
     @classmethod
     def of(

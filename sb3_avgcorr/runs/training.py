@@ -125,6 +125,9 @@ class Recorder(BaseCallback):
         model = type(model).load(io.BytesIO(checkpoint["model"]), env=env, device="cpu", force_reset=False)
         for name, value in checkpoint["reset_by_load"].items():
             setattr(model, name, value)
+        estimator = getattr(model, "correction_estimator", None)
+        if estimator is not None:
+            estimator.rng = model._correction_rng  # type: ignore[attr-defined]  # one stream, as before
         set_random_seed(model.seed or 0)
         env.seed(model.seed)
         obs: Any = env.reset()
@@ -306,11 +309,15 @@ def parameters_digest(model: BaseAlgorithm) -> str:
     :param model: the model
     """
     digest = hashlib.sha256()
-    parameters = model.get_parameters()
-    for name in sorted(parameters):
-        for key, value in sorted(parameters[name].items(), key=lambda item: str(item[0])):
-            if isinstance(value, th.Tensor):
-                digest.update(f"{name}.{key}".encode() + value.detach().cpu().numpy().tobytes())
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key in sorted(value, key=str):
+                add(f"{name}.{key}", value[key])
+        elif isinstance(value, th.Tensor):
+            digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
+
+    add("", model.get_parameters())
     return digest.hexdigest()
 
 

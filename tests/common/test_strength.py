@@ -418,3 +418,12 @@ def test_products_with_the_past_by_hand() -> None:
     pairs = 1.0 + 2.0 * np.exp(-0.1)  # a rollout counts by the pairs that it makes
     uu = (first + pairs * second) / (1.0 + pairs)
     np.testing.assert_allclose(strength._first[:3] / strength._weight, [uu, 2.0 * uu, 4.0 * uu])
+
+
+def test_short_rollouts_of_another_number_of_parameters_begin_anew() -> None:
+    rng, strength = np.random.default_rng(0), Strength()
+    for parameters in (10, 9):
+        told = [
+            strength.update(*rng.normal(size=(2, 1, parameters)) + 1.0) for _ in range(Strength.ENOUGH - (parameters == 10))
+        ]
+    assert told == [False] * (Strength.ENOUGH - 1) + [True]

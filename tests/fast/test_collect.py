@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -17,8 +18,10 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from sb3_avgcorr import AveragingPPO
 from sb3_avgcorr.common.policies import AsymmetricActorCriticPolicy
 from sb3_avgcorr.fast import engine_for
 
@@ -368,3 +371,58 @@ def test_large_layers_are_torchs_if_it_has_threads(width: int, batch_size: int, 
     model.batch_size = 48
     assert engine.trains() == (width == 64 or n_threads == 1)
     assert engine.collects()
+
+
+def _rewards_and_log_probs(cls: type[PPO], env: Any, **later: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Of one rollout, with attributes that were set after the model was made."""
+    model = cls("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=1, seed=0, device="cpu")
+    for name, value in later.items():
+        setattr(model, name, value)
+    model.learn(64)
+    return model.rollout_buffer.rewards, model.rollout_buffer.log_probs.reshape(-1)
+
+
+def test_a_time_limit_is_bootstrapped_with_the_models_discount_factor() -> None:
+    """Not the buffer's: they differ once the model's is set."""
+    theirs, ours = (
+        _rewards_and_log_probs(cls, gym.make("Pendulum-v1", max_episode_steps=20), gamma=0.5) for cls in (PPO, EnginePPO)
+    )
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+
+
+def test_actions_of_integers_are_left_to_sb3() -> None:
+    """Their log-probabilities are those of the numbers that were drawn, of which the buffer keeps the integers."""
+    box = spaces.Box(-3, 3, (2,), np.int32)
+    model = PPO("MlpPolicy", space_env("box", box), n_steps=16, seed=0, device="cpu")
+    assert engine_for(model, PPO) is None
+    theirs, ours = (
+        cls("MlpPolicy", space_env("box", box), n_steps=64, batch_size=64, n_epochs=1, seed=0, device="cpu").learn(64)
+        for cls in (PPO, AveragingPPO)
+    )
+    np.testing.assert_array_equal(ours.rollout_buffer.log_probs, theirs.rollout_buffer.log_probs)
+
+
+class RunningStatistics(BaseFeaturesExtractor):
+    """An extractor that keeps a statistic of what it sees while acting, and divides by it."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space, 16)
+        self.linear = th.nn.Linear(space.shape[0], 16)
+        self.size: th.Tensor
+        self.register_buffer("size", th.ones(16))
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        y = self.linear(observations)
+        if not self.training:
+            self.size = 0.99 * self.size + 0.01 * (y.detach().abs().mean(0) + 0.1)
+        return th.tanh(y / self.size)
+
+
+def test_what_an_extractor_keeps_while_acting_can_be_trained_with() -> None:
+    kwargs = {"features_extractor_class": RunningStatistics}
+    model = AveragingPPO(
+        "MlpPolicy", "CartPole-v1", n_steps=64, seed=0, device="cpu", correction="power", policy_kwargs=kwargs
+    )
+    assert model._engine is not None
+    assert model._engine.collects()
+    model.learn(128)

@@ -12,6 +12,7 @@ import pytest
 import torch as th
 from conftest import ClockEnv
 from run_helpers import LIGHT, Stop, cartpole, content, result_of, run_through, stop_after
+from stable_baselines3 import PPO
 
 from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.runs.files import CHECKPOINT, LOG
@@ -38,6 +39,9 @@ def _checkpoint_at_every_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
         Job("averaging_ppo", "MountainCarContinuous-v0", 0, 64, hyperparams=LIGHT),  # gSDE, VecNormalize of rewards
         Job("averaging_ppo_lstm", "CartPole-v1", 0, 256, hyperparams={**LIGHT, "n_envs": 2, "n_steps": 24}),
         Job("power_ppo", "CartPole-v1", 0, 1024, hyperparams=LIGHT),
+        Job(
+            "averaging_ppo", "CartPole-v1", 1, 1024, hyperparams={**LIGHT, "critic_epochs": 1}
+        ),  # both fits draw from one stream
         Job("ppo", "CartPole-v1", 0, 1024, hyperparams={"n_epochs": 1}),
         Job("bac", "CartPole-v1", 0, 1024),
         Job("averaging_trpo", "CartPole-v1", 0, 1024, hyperparams={"n_steps": 128, "correction_epochs": 1}),
@@ -55,6 +59,14 @@ def test_broken_and_unbroken_runs_are_the_same(job: Job, tmp_path: Path, monkeyp
     # every episode, and a digest of all parameters and of the optimiser's state
     assert content(job, tmp_path / "broken") == content(job, tmp_path / "unbroken")
     assert not (tmp_path / "broken" / job.name / CHECKPOINT).exists()
+
+
+def test_the_digest_sees_the_optimiser() -> None:
+    model = PPO("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu").learn(16)
+    before = parameters_digest(model)
+    assert parameters_digest(model) == before
+    next(iter(model.policy.optimizer.state.values()))["exp_avg"].mul_(2.0)
+    assert parameters_digest(model) != before
 
 
 def test_a_run_is_what_rl_zoo_trains(tmp_path: Path) -> None:
