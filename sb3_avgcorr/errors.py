@@ -112,6 +112,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known are: {', '.join(known)}."
 
 
+def no_environment(env_id: str, known: Iterable[str]) -> str:
+    """
+    Say that there is no such environment, and what would be right.
+
+    :param env_id: the unknown id
+    :param known: the known ids
+    """
+    near = nearest(env_id, known)
+    hint = (
+        "" if near.startswith("did you mean") else f" If a package of its own registers it, name that, too: package:{env_id}."
+    )
+    return f"There is no environment {env_id!r}; {near}{hint}"
+
+
 def _core(name: str) -> str:
     """Strip an environment id of its namespace and version, which a mistyped one often lacks."""
     return re.sub(r"-v\d+$", "", name.lower().rpartition("/")[2])

@@ -11,7 +11,7 @@ import gymnasium as gym
 import rl_zoo3.utils
 from rl_zoo3.utils import StoreDict
 
-from sb3_avgcorr.errors import UserError, nearest, one_line, user_error
+from sb3_avgcorr.errors import UserError, nearest, no_environment, one_line, user_error
 from sb3_avgcorr.zoo.algorithms import UncorrectedPPO
 from sb3_avgcorr.zoo.registry import register
 
@@ -107,7 +107,7 @@ def prepare(parser: Arguments, argv: list[str]) -> tuple[argparse.Namespace, lis
                 f"The package {package!r}, which should register environments, cannot be imported: {one_line(error)}"
             ) from error
     if options.env not in gym.registry:
-        raise UserError(f"There is no environment {options.env!r}; {nearest(options.env, gym.registry)}")
+        raise UserError(no_environment(options.env, gym.registry))
     if options.device is not None:
         _check_device(options.device)
     # Of an option that is given twice the last one counts.

@@ -1,6 +1,7 @@
 """The ``sb3-avgcorr`` command. What it runs is imported only when it is asked for."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"sb3-avgcorr {__version__}")
         return 0
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # as `python -m` has it, for --env my_module:MyTask-v0
     # Those who know RL Zoo may write plot_train.
     name = arguments[0].replace("_", "-")
     StopSignals.last = None

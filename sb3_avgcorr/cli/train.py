@@ -24,6 +24,8 @@ def train(argv: list[str]) -> int:
         raise UserError(f"The trained agent {options.trained_agent!r} is not there; name the .zip file of a saved model.")
     if options.trial_id is not None and not (options.storage and options.study_name):
         raise UserError("--trial-id needs --storage and --study-name, which hold the trial.")
+    if options.trial_id is not None and options.optimize:
+        raise UserError("--trial-id trains with the settings of a trial, -optimize searches for more: leave one of them out.")
     if options.tensorboard_log and importlib.util.find_spec("tensorboard") is None:
         raise UserError(f"-tb needs tensorboard, which is not installed: {install('zoo')}")
     if options.paper:
@@ -46,6 +48,7 @@ def _arguments() -> Arguments:
     parser.add_argument("-params", "--hyperparams", nargs="+", action=KeyValue)
     parser.add_argument("--eval-env-kwargs", nargs="+", action=KeyValue)
     parser.add_argument("-tb", "--tensorboard-log")
+    parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true", dest="optimize")
     parser.add_argument("--storage")
     parser.add_argument("--study-name")
     parser.at_least(0, "--trial-id")

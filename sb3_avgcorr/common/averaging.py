@@ -247,7 +247,7 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
         self.correction_strength_used = strength
         weights = 1.0 + strength * (ratio - 1.0)
         if not self.normalize_correction:
-            weights = scale * weights
+            weights = (1.0 + strength * (scale - 1.0)) * weights  # without a correction, 1
         weights = weights.astype(np.float32)
 
         record = self.logger.record

@@ -87,8 +87,8 @@ class DiagnosisReport:
         if judged.severity == "cannot tell yet":
             return judged.remedy
         against = (
-            f"Compare under equal settings on {self.env}: AveragingPPO with correction='averaging', 'power' and None, and "
-            "with correction_strength='auto'."
+            f"Compare under equal settings on {self.env}: AveragingPPO as it is, with correction_strength=1, with "
+            f"correction='power' and with correction=None (sb3-avgcorr compare --env {self.env})."
         )
         if self.explained_variance < 0.1:
             against += (

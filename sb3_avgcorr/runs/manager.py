@@ -18,7 +18,7 @@ import rl_zoo3.utils
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
-from sb3_avgcorr.errors import UserError, nearest
+from sb3_avgcorr.errors import UserError, nearest, no_environment
 from sb3_avgcorr.runs.jobs import Job, describe
 from sb3_avgcorr.runs.results import Result
 from sb3_avgcorr.zoo.algorithms import UncorrectedBAC, UncorrectedPPO
@@ -52,7 +52,7 @@ def check_job(job: Job) -> None:
             message = f"The package {module!r}, which should register environments, cannot be imported: {error}"
             raise UserError(message) from error
     if env_id not in gym.registry:
-        raise UserError(f"There is no environment {env_id!r}; {nearest(env_id, gym.registry)}")
+        raise UserError(no_environment(env_id, gym.registry))
     if job.paper:
         paper_config(job.algo)
 

@@ -30,28 +30,36 @@ class UncorrectedBAC(AveragingBAC):
 
 
 class PowerPPO(AveragingPPO):
-    """PPO whose states are weighted by γ^t itself."""
+    """PPO whose states are weighted by γ^t itself, in full."""
+
+    correction_strength = 1.0
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
 
 
 class PowerA2C(AveragingA2C):
-    """A2C whose states are weighted by γ^t itself."""
+    """A2C whose states are weighted by γ^t itself, in full."""
+
+    correction_strength = 1.0
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
 
 
 class PowerBAC(AveragingBAC):
-    """Batch actor-critic whose states are weighted by γ^t itself."""
+    """Batch actor-critic whose states are weighted by γ^t itself, in full."""
+
+    correction_strength = 1.0
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)
 
 
 class PowerTRPO(AveragingTRPO):
-    """TRPO whose states are weighted by γ^t itself."""
+    """TRPO whose states are weighted by γ^t itself, in full."""
+
+    correction_strength = 1.0
 
     def __init__(self, *args: Any, correction: Correction = "power", **kwargs: Any) -> None:
         super().__init__(*args, correction=correction, **kwargs)

@@ -124,7 +124,7 @@ def check_entry(algo: str, cls: type[BaseAlgorithm], entry: dict[str, Any]) -> N
             raise UserError(f"{name}={value!r} makes no sense: it must be {wanted}.")
     for name in ("policy", "n_timesteps"):
         if name not in entry:
-            raise UserError(f"The hyperparameters for {algo} lack {name!r}.")
+            raise UserError(f"The hyperparameters for {algo} lack {name!r}; add it to their entry in the file.")
 
 
 def _wanted(name: str, value: Any, annotation: Any) -> str:

@@ -28,7 +28,7 @@ def ppo(env: str = "CartPole-v1", **options: Any) -> AveragingPPO:
 
 @pytest.mark.parametrize("correction", ["power", "averaging"])
 def test_the_discount_factor_is_that_of_the_model(correction: str) -> None:
-    first, later = ppo(correction=correction, gamma=0.9), ppo(correction=correction, gamma=0.99)
+    first, later = (ppo(correction=correction, gamma=gamma, correction_shrinkage=False) for gamma in (0.9, 0.99))
     later.gamma = later.rollout_buffer.gamma = 0.9
     for model in (first, later):
         set_random_seed(0)

@@ -148,6 +148,14 @@ def test_strength(name: str, strength: float, correction: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("normalize", [True, False, "running"])
+def test_a_strength_of_zero_weights_nothing(name: str, normalize: Any) -> None:
+    model = make(name, **{**FULL, "correction_strength": 0.0, "normalize_correction": normalize})
+    learned(model, 2)
+    np.testing.assert_array_equal(model.correction_weights, np.ones_like(model.correction_weights))
+
+
+@pytest.mark.parametrize("name", FAMILY)
 def test_auto(name: str) -> None:
     model = make(name, **{**FULL, "correction_strength": "auto", "normalize_correction": True})
     with warnings.catch_warnings():

@@ -257,3 +257,16 @@ def test_two_lines_without_our_command(tmp_path: Path):
     run = subprocess.run([sys.executable, str(script), *arguments], text=True, capture_output=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "logs" / "power_a2c" / "avgcorr-TwoState-v0_1" / "avgcorr-TwoState-v0.zip").is_file()
+
+
+def test_a_task_of_a_module_in_the_current_folder(tmp_path: Path) -> None:
+    """The installed command finds it, as `python -m` does."""
+    (tmp_path / "my_task.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Mine-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv', max_episode_steps=50)\n"
+    )
+    command = [str(Path(sys.executable).with_name("sb3-avgcorr")), "train", "--env", "my_task:Mine-v0", "-n", "64"]
+    command += ["--algo", "power_ppo", "--eval-freq", "-1", "-params", "n_steps:32", "batch_size:32", "n_epochs:1"]
+    run = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "at strength 1.00" in run.stdout  # γ^t is applied in full

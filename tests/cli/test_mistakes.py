@@ -80,6 +80,8 @@ MISTAKES = [
     (["-i", "missing.zip"], "The trained agent 'missing.zip' is not there"),
     (["-i", "model.zip"], "model.zip wasn't a zip-file"),
     (["--trial-id", "0"], "--trial-id needs --storage and --study-name"),
+    (["--trial-id", "0", "-optimize", "--storage", "sqlite:///a.db", "--study-name", "a"], "leave one of them out"),
+    (["--env", "ALE/Pong-v5"], "name that, too: package:ALE/Pong-v5"),
     (["--trial-id", "0", "--storage", "sqlite:///no/such/folder.db", "--study-name", "a"], "unable to open database file"),
     (["-optimize", "--storage", "sqlite:///no/such/folder.db"], "(--storage) cannot be opened: "),
     (["-optimize", "--storage", "nonsense"], "'nonsense' (--storage) cannot be opened"),

@@ -419,10 +419,9 @@ class RunningStatistics(BaseFeaturesExtractor):
 
 
 def test_what_an_extractor_keeps_while_acting_can_be_trained_with() -> None:
+    options: dict[str, Any] = {"n_steps": 64, "seed": 0, "device": "cpu", "correction": "power", "correction_strength": 1.0}
     kwargs = {"features_extractor_class": RunningStatistics}
-    model = AveragingPPO(
-        "MlpPolicy", "CartPole-v1", n_steps=64, seed=0, device="cpu", correction="power", policy_kwargs=kwargs
-    )
+    model = AveragingPPO("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, **options)
     assert model._engine is not None
     assert model._engine.collects()
     model.learn(128)

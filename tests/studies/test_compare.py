@@ -283,6 +283,7 @@ def test_failed_runs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "no episode ended within 256 steps" in comparison.failed[endless[0]]
     assert set(comparison.summary["variant"]) == {"fine"}
     assert any("wrong is missing" in note for note in comparison.notes)
+    assert any("fine has corrected nothing in 2 of 2 runs" in note for note in comparison.notes)  # one rollout tells nothing
     text = (tmp_path / "report.html").read_text()
     assert "Runs that failed" in text
     assert html.escape(comparison.failed[wrong[0]]) in text
