@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -68,6 +69,33 @@ def parameter_served(parameter: nn.Parameter) -> bool:
     )
 
 
+class FlatGroup:
+    """
+    The part of the flat arrays that belongs to one group of an optimiser.
+
+    :param values: the parameters
+    :param gradient: their gradient
+    :param moments: the optimiser's moments
+    :param steps: how many steps each parameter's tensor has made, always the same number
+    """
+
+    def __init__(self, values: np.ndarray, gradient: np.ndarray, moments: list[np.ndarray], steps: np.ndarray) -> None:
+        self.values, self.gradient, self.moments, self.steps = values, gradient, moments, steps
+        self.scratch = np.empty_like(values)
+        #: the same memory for torch; of the steps the first
+        self.tensors = [th.from_numpy(array) for array in (values, gradient, *moments, steps[:1])]
+
+    def decayed(self, settings: dict[str, Any]) -> np.ndarray:
+        """
+        The gradient, with that of the decay of weights.
+
+        :param settings: the optimiser's, for this group
+        """
+        if settings["weight_decay"] == 0.0:
+            return self.gradient
+        return self.gradient + np.float32(settings["weight_decay"]) * self.values
+
+
 class FlatParameters:
     """
     Parameters in one flat array, in the order of the optimiser's groups; those without a gradient come last.
@@ -89,12 +117,19 @@ class FlatParameters:
         n_trained = sum(p.numel() for p in self.trained)
         self.gradient = np.zeros(n_trained, np.float32)
         self._parts = np.split(self.gradient, range(8192, n_trained, 8192))
-        self._scratch = np.empty(n_trained, np.float32)
-        self._moments = [np.zeros(n_trained, np.float32) for _ in MOMENTS.get(type(optimizer), ())]
+        self._moments = [np.zeros(n_trained, np.float32) for _ in self.moment_names]
         self._steps = np.zeros(len(self.trained), np.float32)
-        ends = np.cumsum([0, *(sum(p.numel() for p in group) for group in trained)])
-        self._groups = [slice(a, b) for a, b in pairwise(ends)]
-        self._steps_of_groups = np.split(self._steps, np.cumsum([len(group) for group in trained[:-1]]))
+        numbers = pairwise(np.cumsum([0, *(sum(p.numel() for p in group) for group in trained)]))
+        places = pairwise(np.cumsum([0, *map(len, trained)]))
+        self._groups = [
+            FlatGroup(
+                self.values[start:stop],
+                self.gradient[start:stop],
+                [moment[start:stop] for moment in self._moments],
+                self._steps[first:last],
+            )
+            for (start, stop), (first, last) in zip(numbers, places, strict=True)
+        ]
 
         #: the values of each parameter, and the gradient of each that is trained
         self.arrays = views(self.values, everything)
@@ -146,7 +181,7 @@ class FlatParameters:
                 else:
                     tensor.fill_(float(known))
                 state[name] = tensor
-        return all((steps == steps[:1]).all() for steps in self._steps_of_groups)
+        return all((group.steps == group.steps[:1]).all() for group in self._groups)
 
     def clip_gradient(self, max_norm: float) -> None:
         """
@@ -162,18 +197,16 @@ class FlatParameters:
 
     def step(self) -> None:
         """One step of the optimiser on the gradient, for each of its groups with its own settings."""
-        rule: Callable[..., np.ndarray] = _adam if type(self.optimizer) is th.optim.Adam else _rmsprop
-        for group, part, steps in zip(self.optimizer.param_groups, self._groups, self._steps_of_groups, strict=True):
-            if len(steps) == 0:
+        adam = type(self.optimizer) is th.optim.Adam
+        rule = adam_rule() if adam else _rmsprop
+        for group, flat in zip(self.optimizer.param_groups, self._groups, strict=True):
+            if len(flat.steps) == 0:
                 continue
-            p, g = self.values[part], self.gradient[part]
-            if group["weight_decay"] != 0.0:
-                g = g + np.float32(group["weight_decay"]) * p
-            steps += 1.0
-            if rule is _adam and steps[0] % NEGLIGIBLE_EVERY == 0.0:
-                first = self._moments[0][part]
+            flat.steps += 1.0
+            if adam and flat.steps[0] % NEGLIGIBLE_EVERY == 0.0:
+                first = flat.moments[0]
                 first[np.abs(first) < NEGLIGIBLE] = 0.0
-            p -= rule(group, float(steps[0]), g, *(moment[part] for moment in self._moments), self._scratch[part])
+            rule(group, flat)
 
     def rest(self, parameters: Sequence[nn.Parameter]) -> bool:
         """
@@ -212,13 +245,14 @@ def views(array: np.ndarray, parameters: Sequence[nn.Parameter]) -> dict[nn.Para
     return parts
 
 
-def _adam(group: dict[str, Any], step: float, g: np.ndarray, m: np.ndarray, v: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+def _adam(settings: dict[str, Any], group: FlatGroup) -> None:
     r"""
-    What Adam (Kingma and Ba, 2015) subtracts from the parameters, as torch computes it:
+    Adam (Kingma and Ba, 2015), as torch computes it:
 
-        m ← β₁m + (1-β₁)g      v ← β₂v + (1-β₂)g²      α · m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε)
+        m ← β₁m + (1-β₁)g      v ← β₂v + (1-β₂)g²      p ← p - α · m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε)
     """
-    beta1, beta2 = group["betas"]
+    beta1, beta2 = settings["betas"]
+    g, (m, v), scratch, step = group.decayed(settings), group.moments, group.scratch, float(group.steps[0])
     np.multiply(m, beta1, out=m)
     np.multiply(g, 1.0 - beta1, out=scratch)
     np.add(m, scratch, out=m)
@@ -229,18 +263,58 @@ def _adam(group: dict[str, Any], step: float, g: np.ndarray, m: np.ndarray, v: n
     # both sides of the fraction times √(1-β₂ᵗ), which saves a pass
     root = math.sqrt(1.0 - beta2**step)
     np.sqrt(v, out=scratch)
-    np.add(scratch, root * group["eps"], out=scratch)
+    np.add(scratch, root * settings["eps"], out=scratch)
     np.divide(m, scratch, out=scratch)
-    return np.multiply(scratch, root * group["lr"] / (1.0 - beta1**step), out=scratch)
+    np.multiply(scratch, root * settings["lr"] / (1.0 - beta1**step), out=scratch)
+    np.subtract(group.values, scratch, out=group.values)
 
 
-def _rmsprop(group: dict[str, Any], step: float, g: np.ndarray, v: np.ndarray, scratch: np.ndarray) -> np.ndarray:
-    r"""What RMSprop subtracts from the parameters, as torch computes it: v ← αv + (1-α)g², then lr · g / (√v + ε)."""
-    np.multiply(v, group["alpha"], out=v)
+def _fused_adam(settings: dict[str, Any], group: FlatGroup) -> None:
+    """Adam in one pass, by what torch's own Adam calls with ``fused=True``: a quarter to a half of the time."""
+    values, gradient, first, second, step = group.tensors
+    beta1, beta2 = settings["betas"]
+    th._fused_adam_(
+        [values],
+        [gradient],
+        [first],
+        [second],
+        [],
+        [step],
+        lr=settings["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=settings["weight_decay"],
+        eps=settings["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+@cache
+def adam_rule() -> Callable[[dict[str, Any], FlatGroup], None]:
+    """
+    Adam's step in the least time: fused, where this release of torch has that for the CPU (it does not document it).
+    """
+    settings = {"betas": (0.9, 0.999), "lr": 0.1, "eps": 1e-8, "weight_decay": 0.01}
+    known, tried = (FlatGroup(x[0], x[1], [x[2], x[3]], np.ones(1, np.float32)) for x in np.full((2, 4, 3), 0.5, np.float32))
+    _adam(settings, known)
+    try:
+        _fused_adam(settings, tried)
+    except (AttributeError, TypeError, RuntimeError):  # the last: not for this device
+        return _adam
+    same = all(np.allclose(a, b) for a, b in zip((known.values, *known.moments), (tried.values, *tried.moments), strict=True))
+    return _fused_adam if same else _adam
+
+
+def _rmsprop(settings: dict[str, Any], group: FlatGroup) -> None:
+    r"""RMSprop, as torch computes it: v ← αv + (1-α)g², then p ← p - lr · g / (√v + ε)."""
+    g, (v,), scratch = group.decayed(settings), group.moments, group.scratch
+    np.multiply(v, settings["alpha"], out=v)
     np.multiply(g, g, out=scratch)
-    np.multiply(scratch, 1.0 - group["alpha"], out=scratch)
+    np.multiply(scratch, 1.0 - settings["alpha"], out=scratch)
     np.add(v, scratch, out=v)
     np.sqrt(v, out=scratch)
-    np.add(scratch, group["eps"], out=scratch)
+    np.add(scratch, settings["eps"], out=scratch)
     np.divide(g, scratch, out=scratch)
-    return np.multiply(scratch, group["lr"], out=scratch)
+    np.multiply(scratch, settings["lr"], out=scratch)
+    np.subtract(group.values, scratch, out=group.values)

@@ -52,11 +52,14 @@ class EpisodeLog:
     """
 
     def __init__(self, n_envs: int, gamma: float) -> None:
-        self.gammas = {"discounted": gamma, **{discounted_column(other): other for other in GAMMAS}}
-        # of the episodes that are not over
-        self._open: dict[str, np.ndarray] = {name: np.zeros(n_envs) for name in ("return", *self.gammas)}
-        self._open["length"] = np.zeros(n_envs, dtype=np.int64)
-        self.columns: dict[str, list[float]] = {name: [] for name in ("step", *self._open)}
+        gammas = {"return": 1.0, "discounted": gamma, **{discounted_column(other): other for other in GAMMAS}}
+        self._kinds = tuple(gammas)
+        self._gammas = np.array(list(gammas.values()))[:, None]
+        # of the episodes that are not over: γ^t of their next step, their returns, a row for each γ, and their lengths
+        self._powers = np.ones((len(gammas), n_envs))
+        self._returns = np.zeros((len(gammas), n_envs))
+        self._lengths = np.zeros(n_envs, dtype=np.int64)
+        self.columns: dict[str, list[float]] = {name: [] for name in ("step", *gammas, "length")}
 
     def add(self, rewards: np.ndarray, dones: np.ndarray, step: int) -> None:
         """
@@ -66,16 +69,15 @@ class EpisodeLog:
         :param dones: whether its episode ended
         :param step: environment steps of the run so far
         """
-        now = self._open
-        now["return"] += rewards
-        for name, gamma in self.gammas.items():
-            now[name] += gamma ** now["length"] * rewards
-        now["length"] += 1
-        for index in np.flatnonzero(dones):
-            self.columns["step"].append(step)
-            for name, values in now.items():
-                self.columns[name].append(values[index].item())
-                values[index] = 0
+        self._returns += self._powers * rewards
+        self._powers *= self._gammas
+        self._lengths += 1
+        if dones.any():
+            for name, values in self._of(dones, step).items():
+                self.columns[name] += values
+            self._powers[:, dones] = 1.0
+            self._returns[:, dones] = 0.0
+            self._lengths[dones] = 0
 
     def open_episodes(self, step: int) -> dict[str, list[float]]:
         """
@@ -84,8 +86,13 @@ class EpisodeLog:
         :param step: environment steps of the run so far
         :return: their columns
         """
-        begun = np.flatnonzero(self._open["length"])
-        return {"step": [step] * len(begun), **{name: values[begun].tolist() for name, values in self._open.items()}}
+        return self._of(self._lengths > 0, step)
+
+    def _of(self, which: np.ndarray, step: int) -> dict[str, list[float]]:
+        """The columns of some environments' episodes."""
+        lengths = self._lengths[which].tolist()
+        returns = self._returns[:, which].tolist()
+        return {"step": [step] * len(lengths), **dict(zip(self._kinds, returns, strict=True)), "length": lengths}
 
 
 class Recorder(BaseCallback):

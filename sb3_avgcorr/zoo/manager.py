@@ -21,11 +21,12 @@ from optuna.storages import RDBStorage
 from sqlalchemy.exc import SQLAlchemyError
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from sb3_avgcorr.common.averaging import AveragingCorrection
 from sb3_avgcorr.common.options import OPTIONS
 from sb3_avgcorr.errors import FailedRun, UserError, one_line, user_error
+from sb3_avgcorr.fast.vec_env import LeanDummyVecEnv, LeanVecNormalize
 from sb3_avgcorr.zoo.algorithms import ALGORITHMS
 from sb3_avgcorr.zoo.config import check_entry, own_file, read_yaml
 from sb3_avgcorr.zoo.masks import MaskSource, ZooMaskablePPO, acts_in
@@ -102,6 +103,8 @@ class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
     def __init__(self, args: Any, algo: str, env_id: str, log_folder: str, *rest: Any, **kwargs: Any) -> None:
         kwargs["config"] = kwargs.get("config") or own_config(algo, env_id)
         super().__init__(args, algo, env_id, log_folder, *rest, **kwargs)
+        if self.vec_env_class is DummyVecEnv:
+            self.vec_env_class = LeanDummyVecEnv
         self._uuid = kwargs.get("uuid_str", "")
         self._record = CorrectionRecord()
         self._made: list[str] = []  # folders that were not there before, the innermost first
@@ -205,6 +208,10 @@ class ExperimentManager(rl_zoo3.exp_manager.ExperimentManager):
         with NotForChildren() if self.vec_env_class is SubprocVecEnv else nullcontext():
             env = super().create_envs(n_envs, eval_env, no_log or self.optimize_hyperparameters)
         return acts_in(env) if eval_env else env
+
+    def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
+        made = super()._maybe_normalize(env, eval_env)
+        return LeanVecNormalize.like(made) if type(made) is VecNormalize else made
 
     def _try_one(self, env_kwargs: dict[str, Any]) -> None:
         """Make an environment here first: one that cannot be made in another process says so only there."""

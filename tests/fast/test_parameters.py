@@ -16,7 +16,7 @@ from engine_models import assert_same, engine_of, with_rollout
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_avgcorr.fast import engine_for
+from sb3_avgcorr.fast import engine_for, parameters
 from sb3_avgcorr.fast.parameters import FlatParameters
 
 
@@ -246,3 +246,52 @@ def test_a_parameter_without_a_gradient_keeps_no_subnormal_moment() -> None:
     assert th.all(adam.state[theirs]["exp_avg"][:5] < smallest)
     assert th.all(adam.state[theirs]["exp_avg"][:5] > 0.0)
     assert th.all(flat.optimizer.state[ours]["exp_avg"][:5] == 0.0)
+
+
+@pytest.mark.parametrize("rule", [parameters._adam, parameters._fused_adam])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_both_forms_of_adam_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, rule: Callable[..., None], weight_decay: float
+) -> None:
+    """Two groups with settings of their own, 20 steps."""
+    monkeypatch.setattr(parameters, "adam_rule", lambda: rule)
+    start = [th.linspace(-1.0, 1.0, 12).view(3, 4), th.linspace(1.0, 2.0, 5)]
+    theirs, ours = ([th.nn.Parameter(x.clone()) for x in start] for _ in range(2))
+    groups = [
+        [
+            {"params": [first], "lr": 0.01, "eps": 1e-5},
+            {"params": [second], "lr": 0.003, "betas": (0.5, 0.9), "weight_decay": weight_decay},
+        ]
+        for first, second in (theirs, ours)
+    ]
+    adam, flat = th.optim.Adam(groups[0]), FlatParameters(ours, th.optim.Adam(groups[1]))
+    assert flat.adopt()
+    assert flat.adopt_moments()
+    generator = th.Generator().manual_seed(0)
+    for _ in range(20):
+        for a, b in zip(theirs, ours, strict=True):
+            a.grad = th.randn(a.shape, generator=generator)
+            flat.gradients[b][:] = a.grad.numpy()
+        adam.step()
+        flat.step()
+    for a, b in zip(theirs, ours, strict=True):
+        th.testing.assert_close(b.data, a.data, rtol=1e-5, atol=1e-6)
+        for name, value in adam.state[a].items():
+            th.testing.assert_close(flat.optimizer.state[b][name], value, rtol=1e-5, atol=1e-7)
+
+
+def unknown(*args: Any, **kwargs: Any) -> None:
+    raise TypeError("another signature")
+
+
+def does_nothing(*args: Any, **kwargs: Any) -> None:
+    return
+
+
+@pytest.mark.parametrize("fused", [unknown, does_nothing])
+def test_without_a_fused_adam_numpy_serves(monkeypatch: pytest.MonkeyPatch, fused: Callable[..., None]) -> None:
+    """As with a release of torch that has no such function, or another one of that name."""
+    choose = parameters.adam_rule.__wrapped__
+    assert choose() is parameters._fused_adam  # the release that is pinned has it
+    monkeypatch.setattr(parameters, "_fused_adam", fused)
+    assert choose() is parameters._adam

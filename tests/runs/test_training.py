@@ -207,6 +207,25 @@ def test_open_episodes_by_hand() -> None:
     assert log.open_episodes(6)["step"] == []  # of an episode that has not begun nothing is known
 
 
+def test_returns_are_those_of_powers_of_gamma() -> None:
+    """Against γ^t computed for each step, over several episodes of two environments."""
+    rng = np.random.default_rng(0)
+    rewards, dones = rng.standard_normal((400, 2)).astype(np.float32), rng.random((400, 2)) < 0.02
+    log = EpisodeLog(2, 0.9)
+    for step in range(400):
+        log.add(rewards[step], dones[step], step)
+    expected = []
+    for env in range(2):
+        ends = np.flatnonzero(dones[:, env])
+        for start, end in zip([0, *(ends[:-1] + 1)], ends, strict=True):
+            part = rewards[start : end + 1, env].astype(np.float64)
+            powers = (gamma ** np.arange(len(part)) for gamma in (1.0, 0.9, 0.99, 0.993, 0.995))
+            expected.append((end, len(part), *(float(part @ power) for power in powers)))
+    names = ("step", "length", "return", "discounted", "discounted_0.99", "discounted_0.993", "discounted_0.995")
+    found = zip(*(log.columns[name] for name in names), strict=True)
+    np.testing.assert_allclose(sorted(found), sorted(expected), rtol=1e-10, atol=1e-12)
+
+
 def test_open_episodes_of_a_run(tmp_path: Path) -> None:
     job = cartpole(0, 256)
     run_job(job, tmp_path)
