@@ -125,7 +125,9 @@ class Recorder(BaseCallback):
         :param checkpoint: what :meth:`save` saved
         :return: the model to go on with; None if the environments did not come to where they were, or the settings are others
         """
-        if checkpoint["settings"] != self.settings or "strongest" not in checkpoint:  # of an earlier version
+        if checkpoint["settings"] != self.settings:
+            return None
+        if "strongest" not in checkpoint or vars(checkpoint["log"]).keys() != vars(self.log).keys():  # of an earlier version
             return None
         env = model.get_env()
         assert env is not None
