@@ -75,7 +75,10 @@ def callback_tree(callback: BaseCallback) -> Iterator[BaseCallback]:
             yield current
             waiting.extend(vars(current).values())
         elif isinstance(current, (list, tuple)):
-            waiting.extend(part for part in current if isinstance(part, BaseCallback))
+            # by type first: a callback may keep a long list of numbers, and this is asked in every rollout
+            of_callbacks = [kind for kind in set(map(type, current)) if issubclass(kind, BaseCallback)]
+            if of_callbacks:
+                waiting.extend(part for part in current if type(part) in of_callbacks)
 
 
 def give_lazy_locals(callback: BaseCallback, lazy: Mapping[str, Callable[[], Any]]) -> list[StepLocals]:

@@ -114,6 +114,18 @@ def test_the_greatest_strength_outlives_a_break(tmp_path: Path, monkeypatch: pyt
     assert path.with_name(f"{CHECKPOINT}.not-used-1").exists()
 
 
+def test_a_log_of_an_earlier_version_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = cartpole(0, 768)
+    run_job(job, tmp_path / "unbroken")
+    path = broken_off(job, tmp_path, monkeypatch)
+    checkpoint = read_checkpoint(path)
+    del checkpoint["log"]._powers
+    write_checkpoint(path, checkpoint)
+    run_job(job, tmp_path)
+    assert path.with_name(f"{CHECKPOINT}.not-used-1").exists()
+    assert content(job, tmp_path) == content(job, tmp_path / "unbroken")
+
+
 def test_sound_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another version, say: their digests are right, their content is not."""
     job = cartpole(0, 768)
