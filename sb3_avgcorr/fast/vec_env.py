@@ -26,7 +26,10 @@ class Infos(list[dict[str, Any]]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> list[dict[str, Any]]:
         return [
-            {key: value if type(value) in CONSTANT else deepcopy(value, memo) for key, value in info.items()} for info in self
+            {key: value if type(value) in CONSTANT else deepcopy(value, memo) for key, value in info.items()}
+            if type(info) is dict
+            else deepcopy(info, memo)
+            for info in self
         ]
 
 
@@ -90,6 +93,7 @@ class LeanVecNormalize(VecNormalize):
         made = cls.__new__(cls)
         made.__setstate__(env.__getstate__())
         made.set_venv(env.venv)
+        made.returns = env.returns.copy()
         made.ret_rms = LeanMoments(env.ret_rms)
         if env.norm_obs and isinstance(env.obs_rms, RunningMeanStd):
             made.obs_rms = LeanMoments(env.obs_rms)

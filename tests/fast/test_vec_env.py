@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
-from sb3_avgcorr.fast.vec_env import LeanDummyVecEnv, LeanMoments, LeanVecNormalize
+from sb3_avgcorr.fast.vec_env import Infos, LeanDummyVecEnv, LeanMoments, LeanVecNormalize
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float64)
 SINGLE = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -144,12 +145,24 @@ def test_it_is_saved_and_copied_as_sb3s(tmp_path: Path) -> None:
 
 def test_statistics_are_taken_over() -> None:
     theirs = both(BOX, 1, {})[0]
-    theirs.reset()
-    theirs.step(np.zeros(1, dtype=np.int64))
     assert isinstance(theirs, VecNormalize)
+    theirs.reset()
+    while not theirs.returns.any():  # to the middle of an episode
+        theirs.step(np.zeros(1, dtype=np.int64))
     ours = LeanVecNormalize.like(theirs)
     assert ours.venv is theirs.venv
+    assert_equal(ours.returns, theirs.returns)
     x = np.arange(3.0)
     assert_equal(ours.normalize_obs(x), theirs.normalize_obs(x))
     assert_equal(ours.normalize_reward(x), theirs.normalize_reward(x))
     assert_equal(ours.unnormalize_obs(x), theirs.unnormalize_obs(x))
+
+
+def test_infos_are_copied_with_their_types() -> None:
+    """Also those that are no plain dicts, or hold what another part of them holds."""
+    shared = [1, 2]
+    infos = [OrderedDict(a=shared), {"a": shared, "b": shared, "c": "text", "d": None}]
+    copied = copy.deepcopy(Infos(infos))
+    assert_equal(copied, infos)
+    assert copied[1]["a"] is copied[1]["b"]
+    assert copied[1]["a"] is not shared
