@@ -20,7 +20,7 @@ from sb3_avgcorr.common.correction import effective_sample_size
 from sb3_avgcorr.common.critic import CriticFit, CriticLayers, check_critic
 from sb3_avgcorr.common.estimator import CorrectionEstimator, PowerWeights
 from sb3_avgcorr.common.gradients import blocks, independent_blocks
-from sb3_avgcorr.common.interface import corrected_algorithm, documented_parameters, joint_signature
+from sb3_avgcorr.common.interface import check_names, corrected_algorithm, documented_parameters, joint_signature
 from sb3_avgcorr.common.options import OPTIONS, CorrectionOptions, check_options, options_doc
 from sb3_avgcorr.common.rollout import Rollout, check_policy, rollout_rows, take_rows
 from sb3_avgcorr.common.strength import Strength
@@ -59,6 +59,7 @@ class AveragingCorrection(ClockedRollouts, CorrectionOptions):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in OPTIONS:
             setattr(self, name, kwargs.pop(name, getattr(type(self), name)))
+        check_names(type(self), corrected_algorithm(type(self), AveragingCorrection), kwargs)
         self.correction_weights = None
         self.correction_strength_used = None
         self.correction_estimator = None

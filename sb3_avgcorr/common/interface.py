@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -10,6 +11,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb3_avgcorr.common.critic import CriticLearningRate
 from sb3_avgcorr.common.options import OPTIONS, option_parameters
+from sb3_avgcorr.errors import nearest
 
 if TYPE_CHECKING:
     from sb3_avgcorr.common.averaging import AveragingCorrection
@@ -48,6 +50,23 @@ def corrected_algorithm(cls: type[AveragingCorrection], mixin: type[AveragingCor
             f"({', '.join(sorted(taken))}), and each would be given to one of them only. Rename them in {algorithm.__name__}."
         )
     return algorithm
+
+
+def check_names(cls: type[AveragingCorrection], algorithm: type[OnPolicyAlgorithm], names: Iterable[str]) -> None:
+    """
+    Raise a TypeError for an argument that neither the algorithm nor the correction has; it names the nearest that there is.
+
+    :param cls: a class made with the mixin
+    :param algorithm: the algorithm that it corrects
+    :param names: keywords that are not the correction's
+    """
+    known = inspect.signature(algorithm).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    for name in names:
+        if name not in known:
+            hint = nearest(name, [*known, *OPTIONS])
+            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def keyword_only(cls: type) -> set[str]:

@@ -66,6 +66,13 @@ def test_every_class_checks(name: str, gamma: float) -> None:
         make(name, correction_lamda=0.5)
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILY if name != "reinforce"])  # which takes any keyword
+@pytest.mark.parametrize(("written", "meant"), [("correction_lamda", "correction_lambda"), ("learnin_rate", "learning_rate")])
+def test_a_misspelt_argument(name: str, written: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"{FAMILY[name].ours.__name__}\(\) got .* '{written}'; did you mean '{meant}'\?"):
+        make(name, **{written: 0.5})
+
+
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_mistake_made_later_is_an_error_at_the_next_rollout(name: str) -> None:
     model = learned(make(name), 1)
