@@ -186,7 +186,8 @@ class VariantStudy(Experiment):
             apart_text = ""
             if variant != baseline and other is not None:
                 apart = difference(found["final"], other)
-                apart_text = f"{apart.text(3)}: {told(apart)}"
+                same = _same(found["final"], other)
+                apart_text = "0: the same runs" if same else f"{apart.text(3)}: {told(apart)}"
             cells = [str(interval(found[measure])) if measure in found else "" for measure in MEASURES]
             rows.append([task, variant, str(len(found["final"])), *cells, apart_text])
         figure = curves(learning, x="step", y=kind, line="variant", panel="task", ylabel=words, share_y=False)
@@ -243,10 +244,13 @@ def repeated(learning: pd.DataFrame, baseline: str) -> dict[str, tuple[int, int]
         own = by_run.get((task, seed, baseline))
         if variant != baseline and own is not None:
             same, runs = counts.get(str(variant), (0, 0))
-            # tables keep six digits
-            is_own = points.shape == own.shape and np.allclose(points, own, rtol=1e-5, equal_nan=True)
-            counts[str(variant)] = same + is_own, runs + 1
+            counts[str(variant)] = same + _same(points, own), runs + 1
     return counts
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two runs have the same figures; tables keep six digits of them."""
+    return a.shape == b.shape and np.allclose(a, b, rtol=1e-5, equal_nan=True)
 
 
 def tabulate(plan: Plan, outcome: Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -107,6 +107,10 @@ def test_runs_that_are_the_baselines() -> None:
     planned = SAFETY.plan(Size())
     found = SAFETY.judge(Size(), planned, outcome_of(planned, {"none": 100.0, "auto": 100.0}))
     assert "whole learning curve of none's run of the same seed: auto" in found.report
+    assert "| 0: the same runs |" in found.report
+    apart = SAFETY.judge(Size(), planned, outcome_of(planned, {"none": 100.0, "auto": 101.0})).report
+    assert "the same runs" not in apart
+    assert "cannot tell |" in apart or "better |" in apart
 
 
 def test_a_run_that_never_corrected_is_not_made_twice(tmp_path: Path) -> None:
