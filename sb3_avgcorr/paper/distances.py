@@ -184,7 +184,7 @@ class InitialDistances(Experiment):
             f"Table 1 of the paper (2M steps there). {how_large}. The runs are those of Figures 4 and 6: PPO without a "
             "correction, with the settings that the paper tuned for it on each task (`hyperparams/paper/ppo.yml`). The "
             f"distance is averaged over all rollouts (of {ROLLOUT} steps), the other figures are what `diagnose` finds on the "
-            "last one."
+            "last one; an angle is not known where it is lost in the noise of one rollout."
         )
         title = "Distance between initial and sampled states"
         section = Section(

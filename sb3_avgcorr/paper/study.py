@@ -13,7 +13,7 @@ import pandas as pd
 from sb3_avgcorr.paper import training
 from sb3_avgcorr.paper.training import COMPARISONS, Cell, Study, Task
 from sb3_avgcorr.reporting.claims import Claim, judge
-from sb3_avgcorr.reporting.figures import curves
+from sb3_avgcorr.reporting.figures import FEW, curves
 from sb3_avgcorr.reporting.findings import Findings, Picture, Section, Table
 from sb3_avgcorr.reporting.statistics import areas, curve, finals, interval
 from sb3_avgcorr.runs.jobs import Job
@@ -28,7 +28,8 @@ Scores = Mapping[Cell, Mapping[str, Array]]
 PROTOCOL = (
     "Settings: `hyperparams/paper/`. Time limits count as termination, as in the authors' programs (old Gym), but for "
     "PointMass, where they bootstrapped. The correction's output is softplus where theirs is ReLU, which can die. Curves are "
-    "means over the episodes that ended in each of {points} parts of a run; where none ended, the value before goes on."
+    "means over the episodes that ended in each of {points} parts of a run; where none ended, the value before goes on. "
+    "Shaded: Student's 95 % interval; thin lines: the runs, where they are fewer than {few}."
 )
 #: whose settings a run has, where it has its own task's
 OWN = "the task"
@@ -90,7 +91,7 @@ class TrainingStudy(Experiment):
             study.title,
             [
                 f"{study.figure} of the paper. {how_large}: {sizes(plan, frame, lambda cell: _named(study, cell.task))}.",
-                f"{study.note} {PROTOCOL.format(points=study.points)}".strip(),
+                f"{study.note} {PROTOCOL.format(points=study.points, few=FEW)}".strip(),
             ],
             [_section(self.name, study, settings, frame, scores) for settings in COMPARISONS if settings in there],
             {self.name: kept} if scores else {},

@@ -25,6 +25,8 @@ COLOURS = {
 }
 #: variants that often lie on top of others are drawn with gaps, so that both are seen
 STYLES = {"auto": (0, (4, 2)), "geometric": (0, (1, 1.2)), "cut": (0, (6, 1.5, 1, 1.5))}
+#: from so many runs on a band of Student's tells more than the runs themselves
+FEW = 5
 #: panels of a figure side by side
 MOST_COLUMNS = 4
 
@@ -66,7 +68,8 @@ def curves(
     share_y: bool = True,
 ) -> Figure:
     """
-    Mean over seeds with Student's 95 % band, one line a value of ``line``, one panel a value of ``panel``.
+    Mean over seeds with Student's 95 % band, one line a value of ``line``, one panel a value of ``panel``. Fewer than
+    ``FEW`` seeds have a band that says little and dwarfs the curves: there each run is drawn, thinly.
 
     :param frame: long table
     :param x: column of the horizontal axis
@@ -99,7 +102,9 @@ def curves(
             middle = wide.mean(axis=1)
             colour, style = COLOURS.get(str(name)), STYLES.get(str(name), "-")
             (drawn,) = axis.plot(wide.index, middle, label=literal(str(name)), color=colour, linestyle=style)
-            if wide.shape[1] > 1:
+            if 1 < wide.shape[1] < FEW:
+                axis.plot(wide.index, wide, color=drawn.get_color(), linestyle=style, linewidth=0.7, alpha=0.5)
+            elif wide.shape[1] >= FEW:
                 bands = np.array([interval(row[~np.isnan(row)])[1:] for row in wide.to_numpy()])
                 axis.fill_between(wide.index, bands[:, 0], bands[:, 1], color=drawn.get_color(), alpha=0.2, linewidth=0)
         if hline is not None:

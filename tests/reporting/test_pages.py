@@ -9,7 +9,7 @@ from rliable import metrics
 
 from sb3_avgcorr.reporting import aggregate
 from sb3_avgcorr.reporting.claims import Claim, verdicts_on
-from sb3_avgcorr.reporting.figures import COLOURS, curves, thousands
+from sb3_avgcorr.reporting.figures import COLOURS, FEW, curves, thousands
 from sb3_avgcorr.reporting.findings import Findings, Picture, Section, Table, write
 from sb3_avgcorr.reporting.statistics import Estimate
 
@@ -69,6 +69,21 @@ def test_curves_by_hand() -> None:
     assert lines["auto"].get_color() == COLOURS["auto"]
     assert axis.get_xlabel() == "environment steps"
     assert axis.get_ylabel() == "return"
+
+
+@pytest.mark.parametrize("seeds", [FEW - 1, FEW])
+def test_few_runs_are_drawn_and_many_shaded(seeds: int) -> None:
+    frame = pd.DataFrame(
+        {"step": [0, 1] * seeds, "y": np.arange(2.0 * seeds), "who": "none", "seed": np.arange(seeds).repeat(2)}
+    )
+    axis = curves(frame.assign(who="none"), x="step", y="y", line="who").axes[0]
+    thin = [np.asarray(line.get_ydata()) for line in axis.get_lines()[1:]]
+    if seeds < FEW:
+        np.testing.assert_allclose(thin, frame["y"].to_numpy().reshape(seeds, 2))
+        assert not axis.collections
+    else:
+        assert not thin
+        assert len(axis.collections) == 1
 
 
 @pytest.mark.parametrize("steps, words", [(0, "0"), (500, "500"), (200_000, "200k"), (1_500_000, "1.5M"), (2500, "2.5k")])
