@@ -27,16 +27,16 @@ class ChosenStrength(NamedTuple):
     @property
     def why(self) -> str:
         """The reason in one sentence."""
-        noise = f"the corrected gradient has {self.noise:.1f} times the noise of the uncorrected one"
+        noise = f"the corrected gradient has {self.noise:.1f} times the variance of the uncorrected one"
         if self.lost > 0.0 and self.k == self.lost:
-            return f"less than half of what the uncorrected gradient claims to gain is real, and {noise}"
+            return f"less than half of the gain that the uncorrected gradient promises is real, and {noise}"
         if self.clearer > 0.0 and self.k == self.clearer:
             return f"the corrected gradient stands much clearer of its noise than the uncorrected one does, and {noise}"
         if self.expected > 0.0 and self.k == self.expected:
-            return f"the actor sees less than the critic, no bias is told to be bearable, and {noise}"
+            return f"the actor sees less than the critic, the bias was not found to be bearable, and {noise}"
         errors = f"{self.bias:.1f} standard errors above a bearable one"
         if self.k == 0.0 and self.bias < self.doubt:
-            return f"no bias is told that would be worth it ({errors}; it counts from {self.doubt:.1f}), and {noise}"
+            return f"no bias was found that would be worth it ({errors}; it counts from {self.doubt:.1f}), and {noise}"
         return f"the bias is {errors}, and on rollouts of {self.rollout} steps {noise}"
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sb3_avgcorr.reporting.statistics import Estimate, difference
 
 Verdict = Literal["supported", "contradicted", "cannot tell"]
-Relation = Literal["better than", "as good as", "worse than", "not told worse than", "within 5 % of"]
+Relation = Literal["better than", "as good as", "worse than", "not significantly worse than", "within 5 % of"]
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 #: "as good as": not worse by more than this part of the other's figure
@@ -72,7 +72,7 @@ def judge(relation: Relation, first: npt.ArrayLike, second: npt.ArrayLike) -> tu
         verdict = between(apart, low=-MARGIN * scale)
     elif np.isnan(apart.low):
         verdict = "cannot tell"
-    elif relation == "not told worse than":
+    elif relation == "not significantly worse than":
         verdict = "contradicted" if apart.high < 0.0 else "supported"
     else:  # a statement of the means alone
         verdict = "supported" if apart.value >= -CLOSE * scale else "contradicted"

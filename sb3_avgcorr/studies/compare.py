@@ -131,7 +131,7 @@ def compare(
         idle = sum(result.strongest == 0.0 for result in made)
         if idle:
             comparison.notes.append(
-                f"{name} has corrected nothing in {idle} of {len(made)} runs: with correction_strength='auto' it told no bias "
+                f"{name} has corrected nothing in {idle} of {len(made)} runs: with correction_strength='auto' it found no bias "
                 "worth a correction, and trained as without one. -params correction_strength:1 corrects in full."
             )
     if failed:

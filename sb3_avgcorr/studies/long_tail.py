@@ -47,13 +47,13 @@ MEASURES = {"discounted": "discounted return", "return": "undiscounted return"}
 #: claims of the discounted return, where nothing pulls the other way and where something does
 EXPECTATIONS: dict[bool, tuple[tuple[str, str, Relation, str], ...]] = {
     False: (
-        ("auto is not told worse than PPO where nothing pulls the other way", "auto", "not told worse than", "none"),
+        ("auto is not significantly worse than PPO where nothing pulls the other way", "auto", "not significantly worse than", "none"),
         ("averaging is as good as PPO where nothing pulls the other way", "averaging", "as good as", "none"),
         ("power is as good as PPO where nothing pulls the other way", "power", "as good as", "none"),
     ),
     True: (
         ("averaging has the higher discounted return than PPO", "averaging", "better than", "none"),
-        ("auto is not told worse than averaging", "auto", "not told worse than", "averaging"),
+        ("auto is not significantly worse than averaging", "auto", "not significantly worse than", "averaging"),
         ("power has the higher discounted return than PPO", "power", "better than", "none"),
         ("geometric resets have the higher discounted return than PPO", "geometric", "better than", "none"),
         ("averaging is as good as geometric resets", "averaging", "as good as", "geometric"),

@@ -30,7 +30,7 @@ SAFETY = VariantStudy(
     "Never worse than PPO",
     "HalfCheetah, Hopper, Walker2d and Swimmer with SB3's default hyperparameters (4 environments, rollouts of 2048 steps, "
     "`VecNormalize`); CartPole, Pendulum (without gSDE) and Acrobot with our settings (`hyperparams/averaging_ppo.yml`). "
-    "*none* is PPO, *auto* corrects as far as it pays (the default). *Not told worse*: the interval of the "
+    "*none* is PPO, *auto* corrects as far as it pays (the default). *Not significantly worse*: the interval of the "
     "difference at the end of training reaches above 0; *within 5 %*: the mean is not lower by more than 5 % of PPO's.",
     (
         *(Task(f"{name}-v5", 300_000, SB3_DEFAULTS) for name in ("HalfCheetah", "Hopper", "Walker2d", "Swimmer")),
@@ -40,7 +40,7 @@ SAFETY = VariantStudy(
     ),
     {variant: CORRECTIONS[variant] for variant in ("none", "auto")},
     (
-        Expectation("auto is not told worse than PPO", "auto", "not told worse than", "none"),
+        Expectation("auto is not significantly worse than PPO", "auto", "not significantly worse than", "none"),
         Expectation("auto's mean is within 5 % of PPO's or above", "auto", "within 5 % of", "none"),
     ),
     overall=True,

@@ -149,6 +149,6 @@ def test_advice_names_noise_where_there_is_some() -> None:
 def test_strength_is_told_with_its_reason() -> None:
     printed = str(report((20.0, 15.0, 25.0)))
     assert "correction_strength='auto' would choose 0.50: the bias is 4.0 standard errors above a bearable one" in printed
-    assert "1.5 times the noise" in printed
+    assert "1.5 times the variance" in printed
     assert report((20.0, 15.0, 25.0)).as_dict()["strength"]["k"] == 0.5
-    assert "no bias is told that would be worth it" in ChosenStrength(0.0, 0.9, 0.3, 1.5, 0.0, 0.0, 0.0, 1.5, 2048).why
+    assert "no bias was found that would be worth it" in ChosenStrength(0.0, 0.9, 0.3, 1.5, 0.0, 0.0, 0.0, 1.5, 2048).why

@@ -25,9 +25,9 @@ B = np.array([99.0, 100.0, 101.0, 100.0])
         ("as good as", 5.0, "supported"),
         ("as good as", -20.0, "contradicted"),
         ("as good as", -10.0, "cannot tell"),
-        ("not told worse than", 0.0, "supported"),
-        ("not told worse than", -1.0, "supported"),  # the interval of ±1.4 reaches above 0
-        ("not told worse than", -5.0, "contradicted"),
+        ("not significantly worse than", 0.0, "supported"),
+        ("not significantly worse than", -1.0, "supported"),  # the interval of ±1.4 reaches above 0
+        ("not significantly worse than", -5.0, "contradicted"),
         ("within 5 % of", -4.9, "supported"),
         ("within 5 % of", -5.1, "contradicted"),
         ("within 5 % of", 50.0, "supported"),
@@ -44,7 +44,7 @@ def test_margins_are_parts_of_the_size_also_of_negative_returns() -> None:
     assert judge("within 5 % of", -B - 5.1, -B)[0] == "contradicted"
 
 
-@pytest.mark.parametrize("relation", ["better than", "worse than", "as good as", "not told worse than", "within 5 % of"])
+@pytest.mark.parametrize("relation", ["better than", "worse than", "as good as", "not significantly worse than", "within 5 % of"])
 def test_one_run_decides_nothing(relation: Any) -> None:
     assert judge(relation, [1000.0], [1.0])[0] == "cannot tell"
 

@@ -74,7 +74,7 @@ def test_judged_by_both_returns() -> None:
     for level, verdict in ((50.0, "contradicted"), (99.0, "supported")):
         found = SAFETY.judge(Size(), planned, outcome_of(planned, {"none": 100.0, "auto": level}))
         assert len(found.claims) == 2 * 7 * 2
-        texts = ("auto is not told worse than PPO", "auto's mean is within 5 % of PPO's or above")
+        texts = ("auto is not significantly worse than PPO", "auto's mean is within 5 % of PPO's or above")
         assert {(claim.text, claim.verdict) for claim in found.claims} == {(text, verdict) for text in texts}
     together = found.sections[0]
     rows = {row[0]: row for row in together.tables[0].rows}
@@ -201,7 +201,7 @@ def test_long_tail_judged() -> None:
     found = study.judge(Size(), planned, outcome_of(planned, levels))
     verdicts = {claim.text: claim.verdict for claim in found.claims if claim.place.endswith("0.5")}
     assert verdicts["averaging has the higher discounted return than PPO"] == "supported"
-    assert verdicts["auto is not told worse than averaging"] == "supported"
+    assert verdicts["auto is not significantly worse than averaging"] == "supported"
     assert verdicts["averaging on cut episodes has the higher discounted return than averaging"] == "supported"
     assert len(found.data["long-tail"]) == 2 * 6 * 3
 
