@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = _with_tasks(names, size.envs, options.name)
     make_folder(options.out, "--out")
     try:
-        return max(_reproduce(EXPERIMENTS[name], size, options) for name in names)
+        return max(_attempt(EXPERIMENTS[name], size, options, several=options.name == "all") for name in names)
     except KeyboardInterrupt:
         print(f"{STOPPED}; training goes on from its last checkpoint, other runs begin again.", file=sys.stderr)
         return 130
@@ -142,12 +142,23 @@ def _with_tasks(names: Sequence[str], envs: Sequence[str], asked: str) -> list[s
     return [name for name in names if known[name] & set(envs)]
 
 
+def _attempt(experiment: Experiment, size: Size, options: argparse.Namespace, several: bool) -> int:
+    """Run one experiment; of several, one that has no runs yet does not keep the others from being shown so far."""
+    try:
+        return _reproduce(experiment, size, options)
+    except UserError as error:
+        if not (several and options.so_far):
+            raise
+        print(error)
+        return 0
+
+
 def _reproduce(experiment: Experiment, size: Size, options: argparse.Namespace) -> int:
     """Run one experiment, and say what it found."""
     size = replace(size, envs=tuple(env for env in size.envs if env in experiment.envs))
     if not (size.full or options.so_far):
         jobs = {job.name: job for group in experiment.plan(size).values() for job in group}.values()
-        full = "10 seeds" if experiment.where == "ours" else f"the paper's size ({experiment.where})"
+        full = "the full size" if experiment.where == "ours" else f"the paper's size ({experiment.where})"
         print(
             f"{experiment.name}: {len(jobs)} runs, {thousands(sum(job.steps for job in jobs))} steps in all; "
             f"--full for {full}, --seeds and --steps for a size of your own.",

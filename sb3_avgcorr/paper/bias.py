@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.paper.dot_reacher import HORIZON, estimates, make, mdp_of, probabilities
 from sb3_avgcorr.reporting.claims import Claim, between
 from sb3_avgcorr.reporting.figures import curves
@@ -25,6 +26,8 @@ from sb3_avgcorr.runs.runner import Outcome
 from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, frame_of
 
 Array = npt.NDArray[np.float64]
+#: steps between checkpoints
+EVERY = 2000
 
 
 def emphasis_errors(
@@ -74,7 +77,7 @@ def measure(
     steps: int,
     tell: Callable[[int], None],
     start: Any = "uniform",
-    every: int = 2000,
+    every: int = EVERY,
     buffers: int = 10,
     buffer_size: int = 2500,
 ) -> dict[str, list[Any]]:
@@ -126,6 +129,10 @@ class Bias(Experiment):
     def plan(self, size: Size) -> Plan:
         seeds = size.seeds or (10 if size.full else 3)
         steps = size.steps or (40_000 if size.full else 20_000)
+        if steps < EVERY:
+            raise UserError(
+                f"--steps is {steps}; {self.name} looks at the agent every {EVERY} steps, so it must be at least that."
+            )
         return {
             "averaging": [
                 FunctionJob(f"{__name__}.measure", seed, steps, "averaging", dict(self.settings)) for seed in range(seeds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sb3_avgcorr.errors import UserError
 from sb3_avgcorr.paper.dot_reacher import POINTS
 from sb3_avgcorr.reporting.claims import Claim, between
 from sb3_avgcorr.reporting.figures import curves
@@ -14,6 +15,9 @@ from sb3_avgcorr.reporting.statistics import interval
 from sb3_avgcorr.runs.jobs import FunctionJob
 from sb3_avgcorr.runs.runner import Outcome
 from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, frame_of
+
+#: steps between records, at least
+SHORTEST = 100
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,11 @@ class BiasRatio(Experiment):
     def plan(self, size: Size) -> Plan:
         seeds = size.seeds or (10 if size.full else 3)
         steps = size.steps or (40_000 if size.full else 10_000)
-        every = max(100, steps // POINTS)
+        every = max(SHORTEST, steps // POINTS)
+        if steps < SHORTEST:
+            raise UserError(
+                f"--steps is {steps}; {self.name} records the agent every {SHORTEST} steps, so it must be at least that."
+            )
         return {
             network: [
                 FunctionJob(

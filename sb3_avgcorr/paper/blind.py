@@ -14,6 +14,7 @@ from sb3_avgcorr.a2c import AveragingA2C
 from sb3_avgcorr.envs import register_envs
 from sb3_avgcorr.envs.two_state import TOP
 from sb3_avgcorr.ppo import AveragingPPO
+from sb3_avgcorr.studies.variants import CORRECTIONS
 
 
 class _Masked(MlpExtractor):
@@ -62,15 +63,6 @@ ALGORITHMS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 }
 
 
-#: variant -> settings of the correction
-VARIANTS: dict[str, dict[str, Any]] = {
-    "none": {"correction": None},
-    "power": {"correction": "power", "correction_strength": 1.0},
-    "averaging": {"correction": "averaging", "correction_strength": 1.0},
-    "auto": {"correction": "averaging", "correction_strength": "auto"},
-}
-
-
 def measure(
     *, seed: int, steps: int, tell: Callable[[int], None], algorithm: str, variant: str, gamma: float = 0.7
 ) -> dict[str, list[float]]:
@@ -81,13 +73,15 @@ def measure(
     :param steps: environment steps
     :param tell: is called with the steps done so far
     :param algorithm: ``"PPO"`` or ``"A2C"``
-    :param variant: one of ``VARIANTS``
+    :param variant: one of ``CORRECTIONS``
     :param gamma: discount factor
     :return: γ, the steps, and π(top) at the end
     """
     register_envs()
     cls, _, settings = ALGORITHMS[algorithm]
-    model = cls(AsymmetricPolicy, "avgcorr/TwoState-v0", gamma=gamma, seed=seed, device="cpu", **settings, **VARIANTS[variant])
+    model = cls(
+        AsymmetricPolicy, "avgcorr/TwoState-v0", gamma=gamma, seed=seed, device="cpu", **settings, **CORRECTIONS[variant]
+    )
 
     def progress(locals_: dict[str, Any], globals_: dict[str, Any]) -> bool:
         tell(model.num_timesteps)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sb3_avgcorr.paper.blind import ALGORITHMS, VARIANTS
+from sb3_avgcorr.paper.blind import ALGORITHMS
 from sb3_avgcorr.reporting.claims import Claim, between, judge
 from sb3_avgcorr.reporting.figures import curves
 from sb3_avgcorr.reporting.findings import Findings, Picture, Section
@@ -24,6 +24,7 @@ from sb3_avgcorr.reporting.statistics import interval
 from sb3_avgcorr.runs.jobs import FunctionJob
 from sb3_avgcorr.runs.runner import Outcome
 from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, frame_of
+from sb3_avgcorr.studies.variants import CORRECTIONS
 
 Array = npt.NDArray[np.float64]
 Agent = Literal["none", "power", "averaging"]
@@ -170,7 +171,7 @@ def simulate(
     point = 0
     for step in range(steps + 1):
         p = 1 / (1 + np.exp(-parameter))
-        if step == record_at[point]:
+        while point <= points and step == record_at[point]:  # of few steps a point may come twice
             record[point] = p
             point += 1
             tell(step)
@@ -243,7 +244,7 @@ class Counterexample(Experiment):
                 FunctionJob(function, seed, steps, agent, {"agent": agent, **settings}) for seed in range(seeds)
             ]
         for algorithm, (_, own_steps, _) in ALGORITHMS.items():
-            for variant in VARIANTS:
+            for variant in CORRECTIONS:
                 planned[algorithm, variant] = [
                     FunctionJob(
                         "sb3_avgcorr.paper.blind.measure",

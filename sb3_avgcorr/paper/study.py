@@ -27,9 +27,9 @@ Scores = Mapping[Cell, Mapping[str, Array]]
 #: what holds for every study
 PROTOCOL = (
     "Settings: `hyperparams/paper/`. Time limits count as termination, as in the authors' programs (old Gym), but for "
-    "PointMass, where they bootstrapped. The correction's output is softplus where theirs is ReLU, which can die. Curves are "
-    "means over the episodes that ended in each of {points} parts of a run; where none ended, the value before goes on. "
-    "Shaded: Student's 95 % interval; thin lines: the runs, where they are fewer than {few}."
+    "PointMass and the sparse reachers, where they are bootstrapped. The correction's output is softplus where theirs is "
+    "ReLU, which can die. Curves are means over the episodes that ended in each of {points} parts of a run; where none "
+    "ended, the value before goes on. Shaded: Student's 95 % interval; thin lines: the runs, where they are fewer than {few}."
 )
 #: whose settings a run has, where it has its own task's
 OWN = "the task"

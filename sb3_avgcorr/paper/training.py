@@ -227,7 +227,8 @@ STUDIES: dict[str, Study] = {
         (Expectation("averaging is as good as the original", "averaging", "as good as", "none"),),
         note=(
             "The paper shows curves and claims nothing of them in words; that averaging is as good is our reading. An episode "
-            "lasts until the target is reached; the one that is open at the end of a run counts with its return so far."
+            "lasts until the target is reached (after 10,000 steps it is cut and bootstrapped); the one that is open at the "
+            "end of a run counts with its return so far."
         ),
     ),
     "ur5": Study(

@@ -69,7 +69,8 @@ def judge(relation: Relation, first: npt.ArrayLike, second: npt.ArrayLike) -> tu
     elif relation == "worse than":
         verdict = between(apart, high=0.0)
     elif relation == "as good as":
-        verdict = between(apart, low=-MARGIN * scale)
+        limit = -MARGIN * scale
+        verdict = "supported" if apart.low >= limit else between(apart, low=limit)
     elif np.isnan(apart.low):
         verdict = "cannot tell"
     elif relation == "not significantly worse than":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from sb3_avgcorr.reporting.claims import Claim
+from sb3_avgcorr.runs.files import write_bytes
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Findings:
 
 def write(findings: Findings, out: Path) -> None:
     """
-    Leave the page (``name.md``), the tables (``.csv``) and the pictures (``.png``) of an experiment.
+    Leave the page (``name.md``), the tables (``.csv``) and the pictures (``.png``) of an experiment, each all or nothing.
 
     :param findings: what was found; the files are noted in it
     :param out: the folder
@@ -136,14 +138,16 @@ def write(findings: Findings, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, frame in findings.data.items():
         findings.files[f"{name}.csv"] = out / f"{name}.csv"
-        frame.to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
+        write_bytes(out / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g").encode())
     for section in findings.sections:
         for picture in section.pictures:
             findings.files[picture.name] = out / picture.name
-            picture.figure.savefig(out / picture.name, dpi=110)
+            drawn = BytesIO()
+            picture.figure.savefig(drawn, dpi=110)
+            write_bytes(out / picture.name, drawn.getvalue())
     page = f"{findings.name}.md"
     findings.files[page] = out / page
-    findings.files[page].write_text(findings.report, encoding="utf-8")
+    write_bytes(out / page, findings.report.encode())
 
 
 def _claims(claims: Sequence[Claim]) -> Table:

@@ -128,11 +128,11 @@ def compare(
         if name not in results:
             comparison.notes.append(f"{name} is missing: none of its runs succeeded.")
     for name, made in results.items():
-        idle = sum(result.strongest == 0.0 for result in made)
+        idle = sum(result.strongest == 0.0 for result in made if result.settings.get("correction_strength", "auto") == "auto")
         if idle:
             comparison.notes.append(
-                f"{name} has corrected nothing in {idle} of {len(made)} runs: with correction_strength='auto' it found no bias "
-                "worth a correction, and trained as without one. -params correction_strength:1 corrects in full."
+                f"{name} has corrected nothing in {idle} of {len(made)} runs: with correction_strength='auto' it found no "
+                "bias worth a correction, and trained as without one. -params correction_strength:1 corrects in full."
             )
     if failed:
         again = "; the same command makes them again" if outcome.failed else ""

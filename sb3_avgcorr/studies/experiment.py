@@ -14,7 +14,7 @@ import pandas as pd
 from sb3_avgcorr.errors import UserError, nearest
 from sb3_avgcorr.reporting.findings import Findings, write
 from sb3_avgcorr.runs.jobs import AnyJob, Job
-from sb3_avgcorr.runs.results import Columns, Result, read_result
+from sb3_avgcorr.runs.results import Columns, Result, read_result, set_aside_corrupt
 from sb3_avgcorr.runs.runner import Observer, Outcome, run_jobs
 
 T = TypeVar("T")
@@ -137,20 +137,25 @@ def conduct(
     plan = experiment.plan(size)
     jobs = {job.name: job for group in plan.values() for job in group}
     earlier = _earlier(experiment, out)
-    known = {str(name) for table in earlier.values() for name in table["run"]} & jobs.keys()
+    # in all of its tables: a command that was killed may have written some of them
+    known = jobs.keys() & set.intersection(*(set(table["run"]) for table in earlier.values())) if earlier else set()
     if known and observer is not None:
         observer.note(f"{len(known)} of {len(jobs)} runs are in the tables of {out}; delete these to make them again")
     # Seed by seed: a stop leaves every cell with about as many runs.
     todo = sorted((job for name, job in jobs.items() if name not in known), key=lambda job: job.seed)
     folder, twins = runs or out / "runs", experiment.idle_twins(plan)
+    observer = observer or Observer()
+    for job in todo:
+        for note in set_aside_corrupt(folder / job.name):
+            observer.note(note)
     if so_far:
         outcome = _make(todo, twins, folder, _read)
     else:
         outcome = _make(todo, twins, folder, partial(run_jobs, workers=workers, ray=ray, observer=observer))
-    outcome.earlier = earlier
+    outcome.earlier = _earlier(experiment, out)  # as they are now: another command may have added to them meanwhile
     if outcome.results or known:
         findings = experiment.judge(size, plan, outcome)
-    elif so_far:  # a page that says nothing would replace one that does
+    elif so_far:
         raise UserError(f"No run of {size.command(experiment.name)} is in {folder} or in tables of {out} yet.")
     else:
         findings = Findings(experiment.name, experiment.name, ["No run was finished."])
@@ -160,7 +165,8 @@ def conduct(
         findings.made = f"{len(known | {job.name for job in outcome.results})} of {len(jobs)} runs so far"
     for job, why in outcome.failed.items():
         findings.failed.append(f"{job.title}: {why.strip().splitlines()[-1] if why.strip() else ''}")
-    write(findings, out)
+    if findings.data:  # a page that says nothing would replace one that does
+        write(findings, out)
     return findings
 
 
@@ -192,10 +198,15 @@ def _make(
 
 
 def _earlier(experiment: Experiment, out: Path) -> dict[str, pd.DataFrame]:
-    """The tables that an earlier command has left; none, if they are not all there."""
+    """The tables that an earlier command has left. A UserError names one that cannot be gone on with, and would be lost."""
     paths = [out / f"{name}.csv" for name in experiment.tables]
     found = {path.stem: pd.read_csv(path) for path in paths if path.is_file()}
-    return found if len(found) == len(paths) and all("run" in table for table in found.values()) else {}
+    for path in paths:
+        if found and path.stem not in found:
+            raise UserError(f"{path} is missing beside {', '.join(found)}; put it back, or move the others elsewhere.")
+        if found and "run" not in found[path.stem]:
+            raise UserError(f"{path} does not name its runs (no column 'run'); move it elsewhere to make them again.")
+    return found
 
 
 def with_earlier(name: str, made: pd.DataFrame, plan: Plan, outcome: Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -228,13 +239,14 @@ def sizes(plan: Plan, table: pd.DataFrame, task_of: Callable[[Any], str]) -> str
     :param task_of: name of a cell's task
     """
     made = set() if table.empty else set(table["run"])
-    most: dict[tuple[str, int, int], int] = {}
+    counts: dict[tuple[str, int, int], set[int]] = {}
     for cell, jobs in plan.items():
         task = task_of(cell), len(jobs), jobs[0].steps
-        most[task] = max(most.get(task, 0), sum(job.name in made for job in jobs))
+        counts.setdefault(task, set()).add(sum(job.name in made for job in jobs))
     parts = []
-    for (name, asked, steps), there in most.items():
-        seeds = f"{asked}" if there == asked else f"{there} of {asked}"
+    for (name, asked, steps), there in counts.items():
+        seeds = " to ".join(map(str, sorted({min(there), max(there)})))
+        seeds += "" if there == {asked} else f" of {asked}"
         parts.append(f"{name} {seeds} seeds of {steps:,} steps")
     return "; ".join(parts)
 

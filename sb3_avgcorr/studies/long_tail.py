@@ -23,6 +23,7 @@ from sb3_avgcorr.reporting.statistics import interval
 from sb3_avgcorr.runs.jobs import FOR_TRAINING, Job
 from sb3_avgcorr.runs.runner import Outcome
 from sb3_avgcorr.studies.experiment import Experiment, Plan, Size, results_of, with_earlier
+from sb3_avgcorr.studies.variants import CORRECTIONS
 from sb3_avgcorr.zoo.config import hyperparams_folder, read_yaml
 
 #: task -> strengths of the mismatch
@@ -33,12 +34,9 @@ TASKS: dict[str, tuple[float, ...]] = {
 }
 #: variant -> settings of the correction
 VARIANTS: dict[str, dict[str, Any]] = {
-    "none": {"correction": None},
-    "power": {"correction": "power", "correction_strength": 1.0},
-    "averaging": {"correction": "averaging", "correction_strength": 1.0},
-    "auto": {"correction": "averaging", "correction_strength": "auto"},
-    "geometric": {"correction": None},
-    "cut": {"correction": "averaging", "correction_strength": 1.0},
+    **CORRECTIONS,
+    "geometric": CORRECTIONS["none"],
+    "cut": CORRECTIONS["averaging"],
 }
 EPISODES = 50
 #: the tasks and the automatic strength were made while looking at smaller seeds
@@ -47,7 +45,12 @@ MEASURES = {"discounted": "discounted return", "return": "undiscounted return"}
 #: claims of the discounted return, where nothing pulls the other way and where something does
 EXPECTATIONS: dict[bool, tuple[tuple[str, str, Relation, str], ...]] = {
     False: (
-        ("auto is not significantly worse than PPO where nothing pulls the other way", "auto", "not significantly worse than", "none"),
+        (
+            "auto is not significantly worse than PPO where nothing pulls the other way",
+            "auto",
+            "not significantly worse than",
+            "none",
+        ),
         ("averaging is as good as PPO where nothing pulls the other way", "averaging", "as good as", "none"),
         ("power is as good as PPO where nothing pulls the other way", "power", "as good as", "none"),
     ),

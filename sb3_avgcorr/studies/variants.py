@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,15 +149,24 @@ class VariantStudy(Experiment):
             "actions drawn. Intervals are 95 %: Student's for a mean, Welch's for a difference."
         )
         baseline = next(iter(self.variants))
-        copies = [f"{variant} {same} of {runs}" for variant, (same, runs) in repeated(learning, baseline).items() if same]
+        copied = repeated(learning, baseline)
+        copies = []
+        for variant in self.variants:
+            same, runs = (
+                sum(part) for part in zip((0, 0), *(n for (_, own), n in copied.items() if own == variant), strict=True)
+            )
+            if same:
+                copies.append(f"{variant} {same} of {runs}")
         if copies:
             intervals += (
                 f" Runs with the whole learning curve of {baseline}'s run of the same seed: {', '.join(copies)}. "
                 "(A run of auto in which every rollout had a strength of 0 is PPO's, and was not made a second time.)"
             )
-        sections = [self._section(kind, words, learning, scores) for kind, words in KINDS.items()]
-        if self.overall and scores["task"].nunique() > 1:
-            sections.insert(0, self._together(learning, scores))
+        same_runs = {place for place, (same, runs) in copied.items() if same == runs}
+        sections = [self._section(kind, words, learning, scores, same_runs) for kind, words in KINDS.items()]
+        together = self._together(learning, scores) if self.overall else None
+        if together is not None:
+            sections.insert(0, together)
         return Findings(
             self.name,
             self.title,
@@ -166,7 +175,9 @@ class VariantStudy(Experiment):
             data,
         )
 
-    def _section(self, kind: str, words: str, learning: pd.DataFrame, scores: pd.DataFrame) -> Section:
+    def _section(
+        self, kind: str, words: str, learning: pd.DataFrame, scores: pd.DataFrame, same_runs: Collection[tuple[str, str]]
+    ) -> Section:
         own = scores[scores["kind"] == kind]
         values = {key: part["value"].to_numpy() for key, part in own.groupby(["task", "variant", "measure"], sort=False)}
         baseline = next(iter(self.variants))
@@ -186,7 +197,7 @@ class VariantStudy(Experiment):
             apart_text = ""
             if variant != baseline and other is not None:
                 apart = difference(found["final"], other)
-                same = _same(found["final"], other)
+                same = (task, variant) in same_runs and len(found["final"]) == len(other)
                 apart_text = "0: the same runs" if same else f"{apart.text(3)}: {told(apart)}"
             cells = [str(interval(found[measure])) if measure in found else "" for measure in MEASURES]
             rows.append([task, variant, str(len(found["final"])), *cells, apart_text])
@@ -199,18 +210,25 @@ class VariantStudy(Experiment):
             [Table(heading, rows)],
         )
 
-    def _together(self, learning: pd.DataFrame, scores: pd.DataFrame) -> Section:
-        """All tasks together, by the undiscounted return at the end: 0 is where training began, 1 where the baseline ended."""
+    def _together(self, learning: pd.DataFrame, scores: pd.DataFrame) -> Section | None:
+        """
+        All tasks together, by the undiscounted return at the end: 0 is where training began, 1 where the baseline ended. None,
+        if there are not two tasks on which all variants were run and the baseline learned.
+        """
         baseline = next(iter(self.variants))
         own = scores[(scores["kind"] == "return") & (scores["measure"] == "final")]
         values: dict[str, dict[str, np.ndarray]] = {}
         for (variant, task), part in own.groupby(["variant", "task"], sort=False):
             values.setdefault(str(variant), {})[str(task)] = part["value"].to_numpy()
-        tasks = set.intersection(*(set(of_task) for of_task in values.values()))
-        values = {variant: {task: x for task, x in of_task.items() if task in tasks} for variant, of_task in values.items()}
         first = learning[learning["step"] == learning.groupby("task")["step"].transform("min")]
         zero = {str(task): float(mean) for task, mean in first.groupby("task")["return"].mean().items()}
-        one = {task: float(x.mean()) for task, x in values[baseline].items()}
+        one = {task: float(x.mean()) for task, x in values.get(baseline, {}).items()}
+        shared = set(one).intersection(*(set(of_task) for of_task in values.values()))
+        tasks = [task for task in one if task in shared and one[task] > zero[task]]
+        if len(tasks) < 2:
+            return None
+        values = {variant: {task: of_task[task] for task in tasks} for variant, of_task in values.items()}
+        left_out = [task for task in one if task not in tasks]
         normal = aggregate.normalised(values, zero, one)
         middle, better = aggregate.interquartile_means(normal), aggregate.improvements(normal, baseline)
         rows = [[variant, middle[variant].text(3), better[variant].text(3) if variant in better else ""] for variant in normal]
@@ -226,25 +244,30 @@ class VariantStudy(Experiment):
             text=(
                 "Undiscounted return at the end of training, normalised on each task: 0 is where training begins, 1 is the "
                 f"mean of {baseline} at the end. Intervals: rliable's stratified bootstrap."
+                + (
+                    f" Without {', '.join(left_out)}, where {baseline} learned nothing or runs are missing."
+                    if left_out
+                    else ""
+                )
             ),
         )
 
 
-def repeated(learning: pd.DataFrame, baseline: str) -> dict[str, tuple[int, int]]:
+def repeated(learning: pd.DataFrame, baseline: str) -> dict[tuple[str, str], tuple[int, int]]:
     """
-    How many runs of each variant are the baseline's run of the same task and seed once more.
+    How many runs of each task and variant are the baseline's run of the same seed once more.
 
     :param learning: the learning curves, a row for each point
     :param baseline: a variant
-    :return: variant -> runs with the baseline's whole curve, and runs that have one to be compared with
+    :return: task and variant -> runs with the baseline's whole curve, and runs that have one to be compared with
     """
     by_run = {key: part["return"].to_numpy() for key, part in learning.groupby(["task", "seed", "variant"], sort=False)}
-    counts: dict[str, tuple[int, int]] = {}
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
     for (task, seed, variant), points in by_run.items():
         own = by_run.get((task, seed, baseline))
         if variant != baseline and own is not None:
-            same, runs = counts.get(str(variant), (0, 0))
-            counts[str(variant)] = same + _same(points, own), runs + 1
+            same, runs = counts.get((str(task), str(variant)), (0, 0))
+            counts[str(task), str(variant)] = same + _same(points, own), runs + 1
     return counts
 
 

@@ -13,6 +13,7 @@ from sb3_avgcorr.paper import blind, counterexample
 from sb3_avgcorr.paper.blind import AsymmetricPolicy, top_probability
 from sb3_avgcorr.paper.counterexample import Counterexample
 from sb3_avgcorr.studies.experiment import Size, conduct
+from sb3_avgcorr.studies.variants import CORRECTIONS
 
 
 @pytest.mark.parametrize("gamma", [0.3, 0.9])
@@ -22,6 +23,13 @@ def test_action_values_are_the_exact_ones(gamma: float, p: float) -> None:
     exact = mdp.q(np.array([[1 - p, p], [1 - p, p]]))
     for state in range(2):
         np.testing.assert_allclose(counterexample.action_values(np.array(p), gamma, state), exact[state], atol=1e-12)
+
+
+def test_fewer_steps_than_points() -> None:
+    at, p = counterexample.simulate("power", (0.5,), seeds=1, steps=7, points=20)
+    assert at[-1] == 7
+    assert ((p > 0.4) & (p < 0.6)).all()  # θ has hardly moved from 0
+    assert all((p[at == step] == p[at == step][0]).all() for step in range(8))
 
 
 def test_networks_update_as_torch_does() -> None:
@@ -134,7 +142,7 @@ def test_ppo_stays_stuck_and_corrected_ppo_does_not() -> None:
                 for seed in range(3)
             ]
         )
-        for variant in blind.VARIANTS
+        for variant in CORRECTIONS
     }
     assert last["none"] < 0.75
     assert last["averaging"] > 0.95
@@ -154,5 +162,5 @@ def test_the_whole_experiment_small(tmp_path: Path) -> None:
         "counterexample.png",
     }
     trained = pd.read_csv(tmp_path / "counterexample_algorithms.csv")
-    assert len(trained) == 2 * len(blind.VARIANTS) * 2
+    assert len(trained) == 2 * len(CORRECTIONS) * 2
     assert "sb3-avgcorr reproduce counterexample --seeds 2 --steps 200" in (tmp_path / "counterexample.md").read_text()

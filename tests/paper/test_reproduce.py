@@ -84,9 +84,18 @@ def test_choice_of_tasks_is_checked_before_anything_runs(ran: list[tuple[str, tu
     assert "ur5" not in dict(ran)
 
 
+@pytest.mark.parametrize("name, steps", [("bias", 1999), ("bias-ratio", 99)])
+def test_too_few_steps_to_look_at(name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["reproduce", name, "--steps", str(steps), "--out", str(tmp_path)]) == 2
+    assert f"--steps is {steps}; {name} " in capsys.readouterr().err
+
+
 def test_so_far_where_nothing_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["reproduce", "ur5", "--so-far", "--out", str(tmp_path)]) == 2
     assert "No run of sb3-avgcorr reproduce ur5 is in" in capsys.readouterr().err
+    assert command_line(["reproduce", "all", "--envs", "Ant-v4", "--so-far", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert all(f"No run of sb3-avgcorr reproduce {name} " in said for name in ("mujoco", "distances", "discounted"))
 
 
 def test_exit_code_tells_of_failed_runs(

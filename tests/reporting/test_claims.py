@@ -39,12 +39,19 @@ def test_relations(relation: Any, shift: float, expected: str) -> None:
     assert apart.value == pytest.approx(shift)
 
 
+def test_equal_figures_of_0_are_as_good() -> None:
+    assert judge("as good as", [0.0, 0.0, 0.0], [0.0, 0.0])[0] == "supported"
+    assert judge("as good as", [-1.0, -1.0], [0.0, 0.0])[0] == "contradicted"
+
+
 def test_margins_are_parts_of_the_size_also_of_negative_returns() -> None:
     assert judge("within 5 % of", -B - 4.9, -B)[0] == "supported"
     assert judge("within 5 % of", -B - 5.1, -B)[0] == "contradicted"
 
 
-@pytest.mark.parametrize("relation", ["better than", "worse than", "as good as", "not significantly worse than", "within 5 % of"])
+@pytest.mark.parametrize(
+    "relation", ["better than", "worse than", "as good as", "not significantly worse than", "within 5 % of"]
+)
 def test_one_run_decides_nothing(relation: Any) -> None:
     assert judge(relation, [1000.0], [1.0])[0] == "cannot tell"
 

@@ -103,7 +103,7 @@ def test_runs_that_are_the_baselines() -> None:
     rows = [
         {"task": task, "seed": seed, "variant": variant, "return": x} for (task, seed, variant), c in curves.items() for x in c
     ]
-    assert repeated(pd.DataFrame(rows), "none") == {"auto": (2, 3), "power": (0, 1)}
+    assert repeated(pd.DataFrame(rows), "none") == {("A", "auto"): (1, 2), ("A", "power"): (0, 1), ("B", "auto"): (1, 1)}
     planned = SAFETY.plan(Size())
     found = SAFETY.judge(Size(), planned, outcome_of(planned, {"none": 100.0, "auto": 100.0}))
     assert "whole learning curve of none's run of the same seed: auto" in found.report
@@ -111,6 +111,35 @@ def test_runs_that_are_the_baselines() -> None:
     apart = SAFETY.judge(Size(), planned, outcome_of(planned, {"none": 100.0, "auto": 101.0})).report
     assert "the same runs" not in apart
     assert "cannot tell |" in apart or "better |" in apart
+
+
+def test_tasks_together() -> None:
+    """Only those on which all variants were run and the baseline learned something."""
+    envs = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1")
+    planned = SAFETY.plan(Size(envs=envs))
+    found = SAFETY.judge(Size(envs=envs), planned, outcome_of(planned, {"none": 100.0, "auto": 90.0}))
+    scores, learning = (found.data[name] for name in SAFETY.tables)
+    learning = learning.assign(**{"return": np.where(learning["step"] == learning["step"].min(), 0.0, learning["return"])})
+    together = SAFETY._together(learning, scores)
+    assert together is not None
+    assert "Without" not in together.text
+    fell = learning.assign(**{"return": learning["return"].where(learning["task"] != "Pendulum-v1", 200.0)})
+    together = SAFETY._together(fell, scores)
+    assert together is not None
+    assert "Without Pendulum-v1, where none learned nothing" in together.text
+    assert SAFETY._together(learning, scores[scores["variant"] != "none"]) is None
+    assert SAFETY._together(learning, scores[scores["task"] == "Acrobot-v1"]) is None
+
+
+def test_the_same_end_is_not_the_same_run() -> None:
+    envs = ("CartPole-v1",)
+    planned = SAFETY.plan(Size(envs=envs))
+    found = SAFETY.judge(Size(envs=envs), planned, outcome_of(planned, {"none": 100.0, "auto": 100.0}))
+    scores, learning = (found.data[name] for name in SAFETY.tables)
+    assert (
+        SAFETY._section("return", "return", learning, scores, {("CartPole-v1", "auto")}).tables[0].rows[1][-1].startswith("0:")
+    )
+    assert "same" not in SAFETY._section("return", "return", learning, scores, set()).tables[0].rows[1][-1]
 
 
 def test_a_run_that_never_corrected_is_not_made_twice(tmp_path: Path) -> None:
