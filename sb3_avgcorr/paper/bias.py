@@ -129,9 +129,10 @@ class Bias(Experiment):
     def plan(self, size: Size) -> Plan:
         seeds = size.seeds or (10 if size.full else 3)
         steps = size.steps or (40_000 if size.full else 20_000)
-        if steps < EVERY:
+        every = dict(self.settings).get("every", EVERY)
+        if steps < every:
             raise UserError(
-                f"--steps is {steps}; {self.name} looks at the agent every {EVERY} steps, so it must be at least that."
+                f"--steps is {steps}; {self.name} looks at the agent every {every} steps, so it must be at least that."
             )
         return {
             "averaging": [
