@@ -139,12 +139,12 @@ def conduct(
     earlier = _earlier(experiment, out)
     # in all of its tables: a command that was killed may have written some of them
     known = jobs.keys() & set.intersection(*(set(table["run"]) for table in earlier.values())) if earlier else set()
-    if known and observer is not None:
+    observer = observer or Observer()
+    if known:
         observer.note(f"{len(known)} of {len(jobs)} runs are in the tables of {out}; delete these to make them again")
     # Seed by seed: a stop leaves every cell with about as many runs.
     todo = sorted((job for name, job in jobs.items() if name not in known), key=lambda job: job.seed)
     folder, twins = runs or out / "runs", experiment.idle_twins(plan)
-    observer = observer or Observer()
     for job in todo:
         for note in set_aside_corrupt(folder / job.name):
             observer.note(note)

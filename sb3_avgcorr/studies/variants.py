@@ -152,11 +152,9 @@ class VariantStudy(Experiment):
         copied = repeated(learning, baseline)
         copies = []
         for variant in self.variants:
-            same, runs = (
-                sum(part) for part in zip((0, 0), *(n for (_, own), n in copied.items() if own == variant), strict=True)
-            )
-            if same:
-                copies.append(f"{variant} {same} of {runs}")
+            own = [counts for (_, name), counts in copied.items() if name == variant]
+            if any(same for same, _ in own):
+                copies.append(f"{variant} {sum(same for same, _ in own)} of {sum(runs for _, runs in own)}")
         if copies:
             intervals += (
                 f" Runs with the whole learning curve of {baseline}'s run of the same seed: {', '.join(copies)}. "
