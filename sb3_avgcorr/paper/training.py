@@ -211,7 +211,7 @@ STUDIES: dict[str, Study] = {
     "mountaincar-pointmass": Study(
         "PPO on MountainCarContinuous and PointMass",
         "Figure 6",
-        (_MOUNTAIN_CAR, Task("avgcorr/PointMassEasy-v0", 1_000_000)),
+        (_MOUNTAIN_CAR, Task("avgcorr/PointMassEasy-v0", 2_000_000)),
         (
             Expectation("averaging learns faster than the original", "averaging", "better than", "none"),
             Expectation("averaging ends higher than the original", "averaging", "better than", "none", "final"),
