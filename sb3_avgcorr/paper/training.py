@@ -229,8 +229,8 @@ STUDIES: dict[str, Study] = {
             Expectation("averaging is as good as power", "averaging", "as good as", "power"),
         ),
         note=(
-            "The paper shows curves and claims nothing of them in words; that averaging is as good is our reading, and γ^t was "
-            "added to it when these curves had been seen. An episode lasts until the target is reached (after 10,000 "
+            "The paper shows curves and claims nothing of them in words; that averaging is as good is our reading, and γ^t "
+            "was added to it when these curves had been seen. An episode lasts until the target is reached (after 10,000 "
             "steps it is cut and bootstrapped); the one that is open at the end of a run counts with its return so far."
         ),
     ),
