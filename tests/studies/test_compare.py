@@ -108,7 +108,12 @@ def same_tables(a: Path, b: Path) -> None:
 
 
 def test_killed_and_given_again(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_and_kill(SMALL, tmp_path, 0.0, 1)
+    for _ in range(5):
+        wait_and_kill(SMALL, tmp_path, 0.0, 1)
+        time.sleep(0.5)  # the processes of the runs die after the command
+        if [*tmp_path.glob("runs/*/checkpoint.bin")]:
+            break
+        shutil.rmtree(tmp_path)  # where the machine is busy a run may be over before the kill: another try
     assert not (tmp_path / "curves.csv").exists()
     monkeypatch.setenv(CHECKPOINT_SECONDS, "0")
     assert main([*SMALL, "--out", str(tmp_path)]) == 0
